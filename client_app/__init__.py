@@ -1,0 +1,1 @@
+"""The ClientApp: trains, evaluates and describes the node's own data."""

@@ -1,0 +1,59 @@
+"""Asynchronous federated learning on Flower: FedPSA and its peers as strategies.
+
+The strategies need no torch; what does (`Probe`, `sensitivity`, `make_reply`) is imported on first
+use.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from fedpsa_strategy.calibration import Calibration
+from fedpsa_strategy.clock import (
+    ConstantLatency,
+    LongTailLatency,
+    UniformLatency,
+    VirtualClock,
+    WallClock,
+)
+from fedpsa_strategy.fedbuff import FedBuff
+from fedpsa_strategy.fedpsa import FedPSA
+from fedpsa_strategy.sketch import Sketch
+from fedpsa_strategy.strategy import AsyncStrategy
+
+if TYPE_CHECKING:
+    from fedpsa_strategy.client import make_reply
+    from fedpsa_strategy.probe import Probe
+    from fedpsa_strategy.sensitivity import sensitivity
+
+_NEEDS_TORCH = {
+    "Probe": "fedpsa_strategy.probe",
+    "make_reply": "fedpsa_strategy.client",
+    "sensitivity": "fedpsa_strategy.sensitivity",
+}
+
+__all__ = [
+    "AsyncStrategy",
+    "Calibration",
+    "ConstantLatency",
+    "FedBuff",
+    "FedPSA",
+    "LongTailLatency",
+    "Probe",
+    "Sketch",
+    "UniformLatency",
+    "VirtualClock",
+    "WallClock",
+    "make_reply",
+    "sensitivity",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what needs torch on first use."""
+    if name in _NEEDS_TORCH:
+        value = getattr(import_module(_NEEDS_TORCH[name]), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,125 @@
+"""Who takes part in a run, and who may be given the next task."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedpsa_strategy.seeds import derive
+
+# So many blind draws before all eligible clients are listed: almost never needed unless almost
+# everybody is busy, and then the list is short work anyway.
+_BLIND_DRAWS = 32
+
+
+@dataclass
+class Client:
+    """One node that takes part."""
+
+    index: int
+    node_id: int
+    partition: int | None = None
+    num_examples: int | None = None
+    online: bool = True
+    busy: bool = False
+    failures: int = 0  # in a row
+    paused_until: float = 0.0
+
+
+class Clients:
+    """All nodes of a run, by index and by node id.
+
+    A client's index is its place in the order of partition ids, so that a run does not depend on
+    Flower's random node ids; nodes that join later get the next free index.
+
+    Parameters
+    ----------
+    seed : int
+        Seed of the sampling.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._clients: list[Client] = []
+        self._by_node: dict[int, Client] = {}
+        self._online: list[int] = []  # indices
+        self.num_busy = 0
+        self.waiting: set[int] = set()  # clients whose upload is in the buffer
+
+    def __len__(self) -> int:
+        return len(self._online)
+
+    def __getitem__(self, index: int) -> Client:
+        return self._clients[index]
+
+    def by_node(self, node_id: int) -> Client:
+        """Return the client with this node id."""
+        return self._by_node[node_id]
+
+    @property
+    def node_ids(self) -> set[int]:
+        """Ids of the nodes that are online."""
+        return {self._clients[index].node_id for index in self._online}
+
+    @property
+    def num_known(self) -> int:
+        """How many clients were ever seen."""
+        return len(self._clients)
+
+    def join(
+        self, node_id: int, partition: int | None = None, num_examples: int | None = None
+    ) -> Client:
+        """Add a node, or welcome one back."""
+        client = self._by_node.get(node_id)
+        if client is None:
+            client = Client(len(self._clients), node_id, partition, num_examples)
+            self._clients.append(client)
+            self._by_node[node_id] = client
+        client.online = True
+        self._online.append(client.index)
+        return client
+
+    def leave(self, node_id: int) -> Client:
+        """Take a node out; a task it still works on stays in flight until it is answered."""
+        client = self._by_node[node_id]
+        client.online = False
+        self._online.remove(client.index)
+        return client
+
+    def sample(self, sequence: int, now: float) -> Client | None:
+        """Pick the client of task number `sequence`, uniformly from those that may work.
+
+        May work: online, idle and not paused. One whose upload still waits in the buffer is left
+        out unless there is no other.
+        """
+        if not self._online:
+            return None
+        for attempt in range(_BLIND_DRAWS):
+            number = derive(self._seed, "sample", sequence, attempt)
+            client = self._clients[self._online[number % len(self._online)]]
+            if self._may_work(client, now) and client.index not in self.waiting:
+                return client
+        eligible = [
+            c for c in map(self._clients.__getitem__, self._online) if self._may_work(c, now)
+        ]
+        eligible = [c for c in eligible if c.index not in self.waiting] or eligible
+        if not eligible:
+            return None
+        return eligible[derive(self._seed, "sample-listed", sequence) % len(eligible)]
+
+    def start_task(self, client: Client) -> None:
+        """Mark the client busy."""
+        client.busy = True
+        self.num_busy += 1
+
+    def end_task(self, client: Client) -> None:
+        """Mark the client idle."""
+        client.busy = False
+        self.num_busy -= 1
+
+    def num_paused(self, now: float) -> int:
+        """Return how many online clients are left out for now because of failures."""
+        return sum(self._clients[index].paused_until > now for index in self._online)
+
+    @staticmethod
+    def _may_work(client: Client, now: float) -> bool:
+        return not client.busy and client.paused_until <= now

@@ -1,0 +1,179 @@
+"""Clocks: what "now" means in a run, and in which order replies take effect.
+
+With the `WallClock` a reply takes effect when it arrives. With the `VirtualClock` it takes effect
+at the time it was dispatched plus its client's simulated response time, in exactly that order,
+whatever order the replies really arrive in: stragglers are simulated while all clients compute at
+full speed.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from fedpsa_strategy.seeds import uniform
+
+
+@dataclass(frozen=True)
+class Latency(ABC):
+    """A law of simulated response times, in virtual time units.
+
+    Parameters
+    ----------
+    seed : int (default: 0)
+        Seed of the draws.
+    per : "client" or "task" (default: "client")
+        Whether a client draws its response time once and keeps it, or anew for every task.
+    """
+
+    seed: int = 0
+    per: Literal["client", "task"] = "client"
+
+    def __post_init__(self) -> None:
+        if self.per not in ("client", "task"):
+            raise ValueError(f"per must be 'client' or 'task', not {self.per!r}")
+
+    def __call__(self, client: int, sequence: int) -> float:
+        """Return the response time of task number `sequence`, which `client` works on."""
+        number = client if self.per == "client" else sequence
+        return self.quantile(uniform(self.seed, f"latency-per-{self.per}", number))
+
+    @abstractmethod
+    def quantile(self, u: float) -> float:
+        """Return the response time below which a share `u` of all response times lies."""
+
+
+@dataclass(frozen=True)
+class ConstantLatency(Latency):
+    """Every task takes `value` units."""
+
+    value: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.value < float("inf"):
+            raise ValueError(f"value must be a positive number of units, not {self.value}")
+
+    def quantile(self, u: float) -> float:  # noqa: ARG002
+        """Return the constant."""
+        return self.value
+
+
+@dataclass(frozen=True)
+class _IntervalLatency(Latency):
+    low: int = 10
+    high: int = 500
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 1 <= self.low <= self.high:
+            raise ValueError(f"need 1 <= low <= high, not low={self.low}, high={self.high}")
+
+
+@dataclass(frozen=True)
+class UniformLatency(_IntervalLatency):
+    """Integers drawn uniformly from `low` to `high`, both included."""
+
+    def quantile(self, u: float) -> float:
+        """Return the u-quantile."""
+        return float(self.low + int(u * (self.high - self.low + 1)))
+
+
+@dataclass(frozen=True)
+class LongTailLatency(_IntervalLatency):
+    """A Pareto law with exponent `shape`, truncated to `low` .. `high` and rounded to integers.
+
+    Most of its mass lies near `low`; a few clients are very slow.
+    """
+
+    shape: float = 1.2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.shape < float("inf"):
+            raise ValueError(f"shape must be positive, not {self.shape}")
+
+    def quantile(self, u: float) -> float:
+        """Return the u-quantile."""
+        tail = 1 - (self.low / self.high) ** self.shape
+        return float(round(self.low * (1 - u * tail) ** (-1 / self.shape)))
+
+
+class Clock(ABC):
+    """What the loop asks of a clock."""
+
+    virtual: bool
+
+    @abstractmethod
+    def start(self, at: float = 0.0) -> None:
+        """Begin to count, from `at` (not 0 when a run is resumed)."""
+
+    @property
+    @abstractmethod
+    def now(self) -> float:
+        """The current time of the run: seconds, or virtual units."""
+
+
+class WallClock(Clock):
+    """Real time in seconds since the start of the run.
+
+    Parameters
+    ----------
+    source : Callable[[], float] (default: time.monotonic)
+        Where the time comes from.
+    """
+
+    virtual = False
+
+    def __init__(self, source: Callable[[], float] = time.monotonic) -> None:
+        self._source = source
+        self._origin = source()
+
+    def start(self, at: float = 0.0) -> None:
+        """Begin to count, from `at`."""
+        self._origin = self._source() - at
+
+    @property
+    def now(self) -> float:
+        """Seconds since the start."""
+        return self._source() - self._origin
+
+    def __repr__(self) -> str:
+        return "WallClock()"
+
+
+class VirtualClock(Clock):
+    """Simulated time, which stands still while clients compute and jumps from reply to reply.
+
+    Parameters
+    ----------
+    latency : Latency
+        The response time of each task.
+    """
+
+    virtual = True
+
+    def __init__(self, latency: Latency) -> None:
+        self.latency = latency
+        self._now = 0.0
+
+    def start(self, at: float = 0.0) -> None:
+        """Set the time to `at`."""
+        self._now = at
+
+    @property
+    def now(self) -> float:
+        """Virtual units since the start."""
+        return self._now
+
+    def advance(self, to: float) -> None:
+        """Jump to a later moment."""
+        if to < self._now:
+            raise ValueError(f"virtual time cannot go back from {self._now} to {to}")
+        self._now = to
+
+    def __repr__(self) -> str:
+        return f"VirtualClock({self.latency!r})"

@@ -1,0 +1,23 @@
+"""The library's exceptions: each says what was wrong and what would be right."""
+
+from __future__ import annotations
+
+
+class FedPSAError(Exception):
+    """Base class of all errors this library raises on purpose."""
+
+
+class InvalidReplyError(FedPSAError):
+    """A reply that must not touch the model; its text is the reason that the events carry."""
+
+
+class NodesMissingError(FedPSAError):
+    """The nodes a run needs did not appear, or are not the ones it was set up for."""
+
+
+class AllClientsFailedError(FedPSAError):
+    """Nobody delivers usable updates any more; the text summarises the reasons."""
+
+
+class DivergedError(FedPSAError):
+    """The global model is no longer usable (non-finite numbers)."""

@@ -1,0 +1,153 @@
+"""What happens in a run, as one stream of small typed events.
+
+Progress lines, JSON files, dashboards and checkpoints subscribe to it; the loop knows none of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """Anything that happens.
+
+    Parameters
+    ----------
+    time : float
+        The run's clock: seconds, or virtual units.
+    """
+
+    kind: ClassVar[str]
+    time: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the event as plain values, its kind first."""
+        return {"event": self.kind, **asdict(self)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunStarted(Event):
+    """The nodes are there; training begins."""
+
+    kind = "start"
+    num_clients: int
+    max_in_flight: int
+    num_parameters: int
+    version: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeJoined(Event):
+    """A node takes part from now on."""
+
+    kind = "join"
+    node_id: int
+    client: int
+    partition: int | None
+    num_examples: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeLeft(Event):
+    """A node is gone."""
+
+    kind = "leave"
+    node_id: int
+    client: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Waiting(Event):
+    """Nothing arrived for a while; tells that the server is alive, and what it waits for."""
+
+    kind = "wait"
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dispatched(Event):
+    """A client was given a task."""
+
+    kind = "dispatch"
+    sequence: int
+    client: int
+    node_id: int
+    version: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Uploaded(Event):
+    """A client's update was accepted."""
+
+    kind = "upload"
+    sequence: int
+    client: int
+    node_id: int
+    version: int
+    staleness: int
+    num_examples: int
+    squared_norm: float
+    num_bytes: int
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    report: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rejected(Event):
+    """A reply was refused, or never came."""
+
+    kind = "reject"
+    sequence: int
+    client: int
+    node_id: int
+    version: int
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quarantined(Event):
+    """A node failed too often in a row and is left out for a while."""
+
+    kind = "quarantine"
+    client: int
+    node_id: int
+    failures: int
+    until: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Aggregated(Event):
+    """The global model has a new version."""
+
+    kind = "aggregate"
+    version: int
+    uploads: int
+    report: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluated(Event):
+    """The global model was evaluated, by the server or on clients."""
+
+    kind = "evaluate"
+    version: int
+    uploads: int
+    where: str
+    metrics: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunEnded(Event):
+    """The loop is over."""
+
+    kind = "end"
+    version: int
+    uploads: int
+    rejected: int
+    reason: str
+
+
+Listener = Callable[[Event], None]

@@ -1,0 +1,116 @@
+"""FedPSA as a Flower strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, Message
+from numpy.typing import NDArray
+
+from fedpsa_strategy.errors import DivergedError, InvalidReplyError
+from fedpsa_strategy.replies import TrainReply
+from fedpsa_strategy.rules.base import Vector
+from fedpsa_strategy.rules.fedpsa import FedPSARule
+from fedpsa_strategy.strategy import AsyncStrategy, Task
+
+CALIBRATION_KEY = "calibration"
+
+
+class FedPSA(AsyncStrategy):
+    """Asynchronous buffered aggregation, weighted by how similarly models respond.
+
+    The weights and the thermometer that sharpens them are described in
+    `fedpsa_strategy.rules.fedpsa`. Clients have to send a `sketch` with their updates:
+    see `fedpsa_strategy.client`.
+
+    Parameters
+    ----------
+    sketch_fn : Callable[[ArrayRecord], Sequence[float]]
+        The sketch of a global model (k floats), made with the same calibration batch and projection
+        as the clients'; called once per version. See `fedpsa_strategy.Probe`.
+    buffer_size : int (default: 5)
+        L_s: uploads per version.
+    queue_size : int (default: 50)
+        L_q: length of the thermometer's queue.
+    gamma : float (default: 5.0)
+        γ: how much of the temperature follows the size of the updates.
+    delta : float (default: 0.5)
+        δ: the temperature's floor.
+    thermometer : bool (default: True)
+        False: no warm-up, and a constant temperature of 1.
+    calibration_arrays : ArrayRecord (default: None)
+        The calibration batch, for nodes that cannot draw it themselves: sent to every node once,
+        and again after a failure (the node may have lost it).
+    **kwargs : Any
+        See `AsyncStrategy`.
+    """
+
+    def __init__(
+        self,
+        *,
+        sketch_fn: Callable[[ArrayRecord], Sequence[float] | NDArray[Any]],
+        buffer_size: int = 5,
+        queue_size: int = 50,
+        gamma: float = 5.0,
+        delta: float = 0.5,
+        thermometer: bool = True,
+        calibration_arrays: ArrayRecord | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.sketch_fn = sketch_fn
+        self.calibration_arrays = calibration_arrays
+        self._equipped: set[int] = set()  # nodes that have the calibration batch
+        rule = FedPSARule(
+            self._sketch_model, buffer_size, queue_size, gamma, delta, thermometer=thermometer
+        )
+        super().__init__(rule=rule, **kwargs)
+        self._rule = rule
+
+    def begin(self, arrays: ArrayRecord, node_ids: Iterable[int] = ()) -> None:
+        """Set up a new run; refuses an unusable sketch_fn before the first message."""
+        super().begin(arrays, node_ids)
+        self._equipped.clear()
+        _ = self._rule.global_sketch
+
+    def extra_records(self, task: Task) -> dict[str, ArrayRecord]:
+        """Send the calibration batch to nodes that do not have it."""
+        if self.calibration_arrays is None or task.node_id in self._equipped:
+            return {}
+        return {CALIBRATION_KEY: self.calibration_arrays}
+
+    def reject(self, task: Task, reason: str) -> None:
+        """Give up a task; whether its node still has the calibration batch is unknown now."""
+        self._equipped.discard(task.node_id)
+        super().reject(task, reason)
+
+    def _take(self, task: Task, reply: TrainReply) -> None:
+        self._equipped.add(task.node_id)
+        super()._take(task, reply)
+
+    def read_reply(self, reply: Message) -> TrainReply:
+        """Check a reply, its sketch included; raises InvalidReplyError."""
+        checked = super().read_reply(reply)
+        sketch = checked.metrics.get("sketch")
+        length = len(self._rule.global_sketch)
+        if not isinstance(sketch, list) or len(sketch) != length:
+            found = f"{len(sketch)} numbers" if isinstance(sketch, list) else repr(sketch)
+            raise InvalidReplyError(
+                f"metrics['sketch'] is {found}, need a list of {length} numbers"
+            )
+        return checked
+
+    def _sketch_model(self, model: Vector) -> NDArray[np.float64]:
+        state = self.state
+        sketch = np.asarray(self.sketch_fn(state.layout.write(model, state.integers)), np.float64)
+        if sketch.ndim != 1 or sketch.size == 0:
+            raise ValueError(
+                f"sketch_fn must return a flat list of floats, not shape {sketch.shape}"
+            )
+        if not np.isfinite(sketch).all():
+            raise DivergedError(
+                f"the sketch of version {state.version} is not finite: training diverged "
+                "(a lower lr may help)"
+            )
+        return sketch

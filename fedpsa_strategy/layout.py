@@ -1,0 +1,151 @@
+"""The edge between Flower's records and flat vectors.
+
+Inside, a model is one float vector (trainable parameters first, float buffers behind) and a small
+dict of integer buffers. Outside it is an `ArrayRecord` in the shape of a state dict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord
+from numpy.typing import NDArray
+
+from fedpsa_strategy.errors import InvalidReplyError
+from fedpsa_strategy.rules.base import Vector
+
+Integers = Mapping[str, NDArray[Any]]
+
+# An .npy header is some 128 bytes; more than this much beyond the data is no honest array.
+_MAX_HEADER = 4096
+
+
+@dataclass(frozen=True)
+class _Entry:
+    key: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    span: slice | None  # where it lies in the vector; None for integers
+
+    @property
+    def num_bytes(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+
+
+class Layout:
+    """How the arrays of a model lie in a flat vector.
+
+    Parameters
+    ----------
+    arrays : ArrayRecord
+        Any version of the model.
+    trainable : Iterable[str] (default: None)
+        Keys of the trainable parameters; None takes every float array for one.
+
+    Attributes
+    ----------
+    size : int
+        Length of the vector.
+    num_trainable : int
+        d: how many of its entries, the first ones, are trainable parameters.
+    """
+
+    def __init__(self, arrays: ArrayRecord, trainable: Iterable[str] | None = None) -> None:
+        if not arrays:
+            raise ValueError("initial_arrays is empty: there is no model to train")
+        dtypes = {key: np.dtype(array.dtype) for key, array in arrays.items()}
+        for key, dtype in dtypes.items():
+            if dtype.kind not in "fiub":
+                raise ValueError(
+                    f"initial_arrays[{key!r}] has dtype {dtype}: need float or integer"
+                )
+        floats = [key for key, dtype in dtypes.items() if dtype.kind == "f"]
+        first = floats if trainable is None else list(trainable)
+        if unknown := sorted(set(first) - set(floats)):
+            raise ValueError(f"trainable keys {unknown} are no float arrays of initial_arrays")
+        if not first:
+            raise ValueError("there are no trainable float arrays in initial_arrays")
+        self.dtype = np.result_type(np.float32, *(dtypes[key] for key in floats))
+
+        spans: dict[str, slice] = {}
+        end = 0
+        for key in [*first, *(key for key in floats if key not in set(first))]:
+            start, end = end, end + int(np.prod(arrays[key].shape, dtype=np.int64))
+            spans[key] = slice(start, end)
+            if key == first[-1]:
+                self.num_trainable = end
+        self.size = end
+        self._entries = {
+            key: _Entry(key, dtypes[key], tuple(array.shape), spans.get(key))
+            for key, array in arrays.items()
+        }
+
+    def read(self, arrays: Mapping[str, Array]) -> tuple[Vector, Integers]:
+        """Return the flat vector and the integer buffers of `arrays`.
+
+        Raises
+        ------
+        InvalidReplyError
+            When keys, shapes or dtypes differ from the model's, or the bytes are no such array.
+        """
+        if arrays.keys() != self._entries.keys():
+            missing = sorted(self._entries.keys() - arrays.keys())
+            extra = sorted(arrays.keys() - self._entries.keys())
+            raise InvalidReplyError(f"arrays have wrong keys: missing {missing}, unknown {extra}")
+        vector = np.empty(self.size, dtype=self.dtype)
+        integers: dict[str, NDArray[Any]] = {}
+        for key, entry in self._entries.items():
+            values = _decode(arrays[key], entry)
+            if entry.span is None:
+                integers[key] = values.copy()
+            else:
+                vector[entry.span] = values.reshape(-1)
+        return vector, integers
+
+    def write(self, vector: Vector, integers: Integers) -> ArrayRecord:
+        """Return the record of a model, in the order, shapes and dtypes of the initial arrays."""
+        record = ArrayRecord()
+        for key, entry in self._entries.items():
+            if entry.span is None:
+                record[key] = Array(np.asarray(integers[key], dtype=entry.dtype))
+            else:
+                values = vector[entry.span].reshape(entry.shape)
+                record[key] = Array(values.astype(entry.dtype, copy=False))
+        return record
+
+
+def _decode(array: Array, entry: _Entry) -> NDArray[Any]:
+    """Return a read-only view of the array's bytes, checked against what it must be."""
+    if tuple(array.shape) != entry.shape:
+        raise InvalidReplyError(
+            f"arrays[{entry.key!r}] has shape {tuple(array.shape)}, not {entry.shape}"
+        )
+    if array.dtype != str(entry.dtype):
+        raise InvalidReplyError(f"arrays[{entry.key!r}] has dtype {array.dtype}, not {entry.dtype}")
+    # Sizes first: a forged header must not make us allocate what it claims.
+    if not entry.num_bytes < len(array.data) <= entry.num_bytes + _MAX_HEADER:
+        raise InvalidReplyError(
+            f"arrays[{entry.key!r}] has {len(array.data)} bytes for {entry.num_bytes} bytes of data"
+        )
+    try:
+        stream = BytesIO(array.data[: len(array.data) - entry.num_bytes])
+        version = np.lib.format.read_magic(stream)
+        header = {
+            (1, 0): np.lib.format.read_array_header_1_0,
+            (2, 0): np.lib.format.read_array_header_2_0,
+        }[version](stream)
+    except (ValueError, KeyError) as error:
+        raise InvalidReplyError(
+            f"arrays[{entry.key!r}] is not in NumPy's format: {error}"
+        ) from None
+    shape, fortran_order, dtype = header
+    if shape != entry.shape or dtype != entry.dtype:
+        raise InvalidReplyError(
+            f"arrays[{entry.key!r}] holds {dtype}{shape}, not {entry.dtype}{entry.shape}"
+        )
+    values = np.frombuffer(array.data, dtype=dtype, offset=stream.tell())
+    return values.reshape(shape, order="F" if fortran_order else "C")

@@ -1,0 +1,518 @@
+"""The asynchronous loop: one for all engines, clocks and rules."""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result
+
+from fedpsa_strategy.clock import VirtualClock
+from fedpsa_strategy.errors import AllClientsFailedError, InvalidReplyError, NodesMissingError
+from fedpsa_strategy.events import (
+    Evaluated,
+    NodeJoined,
+    NodeLeft,
+    RunEnded,
+    RunStarted,
+    Waiting,
+)
+from fedpsa_strategy.replies import error_text, read_metrics_reply
+
+if TYPE_CHECKING:
+    from fedpsa_strategy.strategy import AsyncStrategy, Task
+
+log = logging.getLogger("flwr")
+
+# Polling a real grid costs a round trip: back off while nothing arrives, start anew when it does.
+_FIRST_PAUSE = 0.002
+_LONGEST_PAUSE = 0.25
+_NODE_REFRESH = 5.0  # seconds between looks at who is connected
+_WAIT_NOTICE = 2.0  # seconds of silence after which listeners are told that the run is alive
+
+
+@dataclass
+class _Evaluation:
+    """A federated evaluation whose replies are still coming in."""
+
+    version: int
+    uploads: int
+    expires: float
+    outstanding: set[str]
+    replies: list[Message] = field(default_factory=list)
+
+
+class AsyncLoop:
+    """Runs a strategy on a grid.
+
+    Parameters
+    ----------
+    strategy : AsyncStrategy
+        Decides what is sent and what becomes of replies; holds the run's state.
+    grid : Grid
+        Where the nodes are.
+    num_versions : int
+        Versions to make.
+    timeout : float
+        Real seconds after which a reply is no longer waited for.
+    train_config, evaluate_config : ConfigRecord
+        Sent with the messages.
+    evaluate_fn : Callable[[int, ArrayRecord], MetricRecord | None] | None
+        Centralised evaluation.
+    monotonic, sleep : Callable
+        Real time, for waiting; the run's own time is the strategy's clock.
+    """
+
+    def __init__(
+        self,
+        strategy: AsyncStrategy,
+        grid: Grid,
+        *,
+        num_versions: int,
+        timeout: float,
+        train_config: ConfigRecord,
+        evaluate_config: ConfigRecord,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None,
+        monotonic: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.strategy = strategy
+        self.grid = grid
+        self.num_versions = num_versions
+        self.timeout = timeout
+        self.train_config = train_config
+        self.evaluate_config = evaluate_config
+        self.evaluate_fn = evaluate_fn
+        self.monotonic = monotonic
+        self.sleep = sleep
+        self.result = Result(arrays=strategy.state.arrays)
+        # Train messages by id. What is not answered yet, with the time to give up (in that order);
+        # what is answered (None: it never came); and a heap of the order in which replies count.
+        self._unanswered: dict[str, float] = {}
+        self._arrived: dict[str, Message | None] = {}
+        self._queue: list[tuple[float, int, str]] = []
+        self._num_arrived = 0
+        self._evaluations: list[_Evaluation] = []
+        self._pause = _FIRST_PAUSE
+        self._silent_since = 0.0
+        self._next_refresh = 0.0
+        self._next_evaluation = strategy.evaluate_interval or 0.0
+        self._evaluated: tuple[int, float] | None = None  # version and time of the last evaluation
+        self._accuracy: float | None = None
+
+    def run(self) -> Result:
+        """Run to the end and return Flower's result."""
+        strategy, state, clock = self.strategy, self.strategy.state, self.strategy.clock
+        self._gather_nodes()
+        clock.start()
+        self._started = self._silent_since = self.monotonic()
+        strategy.emit(
+            RunStarted(
+                time=clock.now,
+                num_clients=len(state.clients),
+                max_in_flight=strategy.concurrency,
+                num_parameters=state.layout.num_trainable,
+                version=state.version,
+            )
+        )
+        self._evaluate()
+        while (reason := self._stop_reason()) is None:
+            self._refresh_nodes()
+            self._dispatch()
+            self._check_alive()
+            self._poll()
+            self._process_next()
+        if self._evaluated != (state.version, clock.now):
+            self._evaluate()
+        self._finish_evaluations()
+        log.info("The run ends: %s", reason)
+        strategy.emit(
+            RunEnded(
+                time=clock.now,
+                version=state.version,
+                uploads=state.uploads,
+                rejected=state.rejected,
+                reason=reason,
+            )
+        )
+        self.result.arrays = state.arrays
+        return self.result
+
+    # --- Nodes ---------------------------------------------------------------------------------
+
+    def _gather_nodes(self) -> None:
+        """Wait for the nodes, and bring them into the order of their partitions."""
+        strategy = self.strategy
+        wanted = strategy.num_clients if strategy.clock.virtual else strategy.min_available_nodes
+        assert wanted is not None
+        node_ids = self._wait_for_nodes(wanted, exactly=strategy.clock.virtual)
+        answers = self._query(node_ids)
+        if strategy.clock.virtual:
+            _check_partitions(answers)
+        # Nodes that did not tell their partition come last; their ids give them some order.
+        known = sorted(
+            answers.items(),
+            key=lambda item: (item[1].partition is None, item[1].partition or 0, item[0]),
+        )
+        for node_id, answer in known:
+            self._join(node_id, answer)
+
+    def _wait_for_nodes(self, wanted: int, *, exactly: bool) -> set[int]:
+        give_up = self.monotonic() + self.strategy.node_timeout
+        next_notice = self.monotonic()
+        while True:
+            node_ids = set(self.grid.get_node_ids())
+            if exactly and len(node_ids) > wanted:
+                raise NodesMissingError(
+                    f"{len(node_ids)} nodes are connected, but the run is set up for exactly "
+                    f"{wanted}: make num-clients and the number of (simulated) nodes agree"
+                )
+            if len(node_ids) >= wanted:
+                return node_ids
+            if self.monotonic() >= give_up:
+                raise NodesMissingError(
+                    f"only {len(node_ids)} of {wanted} nodes connected within "
+                    f"{self.strategy.node_timeout:g} s: start more SuperNodes (num-supernodes in a "
+                    "simulation), ask for fewer clients, or raise node-timeout"
+                )
+            if self.monotonic() >= next_notice:
+                next_notice = self.monotonic() + _WAIT_NOTICE
+                self._notice(f"{len(node_ids)} of {wanted} nodes connected")
+            self.sleep(0.2)
+
+    def _query(self, node_ids: Iterable[int]) -> dict[int, _Answer]:
+        """Ask nodes for their partition and size; those that do not answer get an empty answer."""
+        virtual = self.strategy.clock.virtual
+        limit = self.strategy.node_timeout if virtual else self.strategy.query_timeout
+        answers = {node_id: _Answer(problem="no answer") for node_id in node_ids}
+        messages = [
+            Message(RecordDict(), node_id, MessageType.QUERY, ttl=max(limit, 1.0))
+            for node_id in sorted(answers)
+        ]
+        pushed = set(self.grid.push_messages(messages))
+        waiting = {
+            message.metadata.message_id: message.metadata.dst_node_id
+            for message in messages
+            if message.metadata.message_id in pushed
+        }
+        give_up = self.monotonic() + limit
+        pause, next_notice = _FIRST_PAUSE, self.monotonic() + _WAIT_NOTICE
+        while waiting and self.monotonic() < give_up:
+            replies = list(self.grid.pull_messages(list(waiting)))
+            for reply in replies:
+                node_id = waiting.pop(reply.metadata.reply_to_message_id, None)
+                if node_id is not None:
+                    answers[node_id] = _read_answer(reply)
+            pause = _FIRST_PAUSE if replies else min(2 * pause, _LONGEST_PAUSE)
+            if waiting:
+                self.sleep(pause)
+            if self.monotonic() >= next_notice:
+                next_notice = self.monotonic() + _WAIT_NOTICE
+                self._notice(f"{len(answers) - len(waiting)} of {len(answers)} nodes answered")
+        return answers
+
+    def _join(self, node_id: int, answer: _Answer) -> None:
+        client = self.strategy.state.clients.join(node_id, answer.partition, answer.num_examples)
+        self.strategy.emit(
+            NodeJoined(
+                time=self.strategy.clock.now,
+                node_id=node_id,
+                client=client.index,
+                partition=client.partition,
+                num_examples=client.num_examples,
+            )
+        )
+
+    def _refresh_nodes(self) -> None:
+        """Notice who came and who went; with the virtual clock the nodes are fixed."""
+        if self.strategy.clock.virtual or self.monotonic() < self._next_refresh:
+            return
+        self._next_refresh = self.monotonic() + _NODE_REFRESH
+        clients = self.strategy.state.clients
+        connected, known = set(self.grid.get_node_ids()), clients.node_ids
+        for node_id in sorted(known - connected):
+            client = clients.leave(node_id)
+            log.info("Client %d (node %d) left", client.index, node_id)
+            self.strategy.emit(
+                NodeLeft(time=self.strategy.clock.now, node_id=node_id, client=client.index)
+            )
+        for node_id in sorted(connected - known):
+            log.info("Node %d joined", node_id)
+            self._join(node_id, _Answer())
+
+    # --- Messages ------------------------------------------------------------------------------
+
+    def _dispatch(self) -> None:
+        """Fill the free slots."""
+        strategy, state = self.strategy, self.strategy.state
+        if state.clients.num_busy >= strategy.concurrency:
+            return
+        messages = list(
+            strategy.configure_train(state.version + 1, state.arrays, self.train_config, self.grid)
+        )
+        if not messages:
+            return
+        accepted = set(self.grid.push_messages(messages))
+        expires = self.monotonic() + self.timeout
+        for task in strategy.confirm_sent(messages):
+            self._unanswered[task.message_id] = expires
+            if task.due is not None:
+                heapq.heappush(self._queue, (task.due, task.sequence, task.message_id))
+            if task.message_id not in accepted:
+                self._arrive(task.message_id, None)
+        for task, _ in list(state.prepared.values()):
+            strategy.reject(task, "the message could not be sent")
+
+    def _poll(self) -> None:
+        """Collect what has arrived, or sleep a little; not needed while a reply is at hand."""
+        if self._ready_task() is not None:
+            return
+        wanted = list(self._unanswered)
+        wanted += [key for evaluation in self._evaluations for key in evaluation.outstanding]
+        replies = list(self.grid.pull_messages(wanted)) if wanted else []
+        now = self.monotonic()
+        for reply in sorted(replies, key=self._sequence_of):
+            self._arrive(reply.metadata.reply_to_message_id, reply)
+        while self._unanswered and now >= next(iter(self._unanswered.values())):
+            self._arrive(next(iter(self._unanswered)), None)
+        self._close_evaluations(now)
+        if replies or self._ready_task() is not None:
+            self._pause, self._silent_since = _FIRST_PAUSE, now
+            return
+        if now - self._silent_since >= _WAIT_NOTICE:
+            self._silent_since = now
+            self._notice(f"{len(self._unanswered)} clients at work")
+        self.sleep(self._pause)
+        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+
+    def _sequence_of(self, reply: Message) -> int:
+        task = self.strategy.state.in_flight.get(reply.metadata.reply_to_message_id)
+        return -1 if task is None else task.sequence
+
+    def _arrive(self, message_id: str, reply: Message | None) -> None:
+        for evaluation in self._evaluations:
+            if message_id in evaluation.outstanding:
+                evaluation.outstanding.remove(message_id)
+                if reply is not None:
+                    evaluation.replies.append(reply)
+                return
+        if self._unanswered.pop(message_id, None) is None:
+            return
+        self._arrived[message_id] = reply
+        if not self.strategy.clock.virtual:  # first come, first served
+            self._num_arrived += 1
+            heapq.heappush(self._queue, (0.0, self._num_arrived, message_id))
+
+    def _ready_task(self) -> Task | None:
+        """Return the task whose reply takes effect next, if that reply is here."""
+        if not self._queue or self._queue[0][2] not in self._arrived:
+            return None
+        return self.strategy.state.in_flight[self._queue[0][2]]
+
+    def _process_next(self) -> None:
+        """Let the next reply take effect, if it is here."""
+        strategy, state, clock = self.strategy, self.strategy.state, self.strategy.clock
+        task = self._ready_task()
+        if isinstance(clock, VirtualClock):
+            if task is None or task.due is None:
+                return
+            if self._evaluate_until(task.due) or self._stop_before(task.due):
+                return
+            clock.advance(task.due)
+        elif self._evaluate_until(clock.now) or task is None:
+            return
+        assert task is not None
+        heapq.heappop(self._queue)
+        reply = self._arrived.pop(task.message_id)
+        if reply is None:
+            strategy.reject(task, f"no reply within {self.timeout:g} s")
+            return
+        arrays, metrics = strategy.aggregate_train(state.version + 1, [reply])
+        if arrays is None:
+            return
+        if metrics is not None:
+            self.result.train_metrics_clientapp[state.version] = metrics
+        if strategy.evaluate_interval is None and state.version % strategy.evaluate_every == 0:
+            self._evaluate()
+
+    # --- Evaluation ----------------------------------------------------------------------------
+
+    def _evaluate_until(self, moment: float) -> bool:
+        """Evaluate on the grid of times that lie before `moment`; True if that ends the run."""
+        strategy, clock = self.strategy, self.strategy.clock
+        if strategy.evaluate_interval is None:
+            return False
+        while self._next_evaluation < moment:
+            if self._stop_before(self._next_evaluation):
+                return True
+            if isinstance(clock, VirtualClock):
+                clock.advance(self._next_evaluation)
+                self._next_evaluation += strategy.evaluate_interval
+            else:  # late is late: one evaluation for all that were missed
+                while self._next_evaluation < moment:
+                    self._next_evaluation += strategy.evaluate_interval
+            self._evaluate()
+            if self._stop_reason() is not None:
+                return True
+        return False
+
+    def _evaluate(self) -> None:
+        """Evaluate the current version, here and, if the strategy wants it, on clients."""
+        strategy, state = self.strategy, self.strategy.state
+        if self.evaluate_fn is not None:
+            # Between two points of the time grid the model may not have moved.
+            metrics = self.result.evaluate_metrics_serverapp.get(state.version)
+            if metrics is None:
+                metrics = self.evaluate_fn(state.version, state.arrays)
+            if metrics is not None:
+                self.result.evaluate_metrics_serverapp[state.version] = metrics
+                self._emit_evaluated(state.version, state.uploads, "server", metrics)
+                accuracy = metrics.get("accuracy")
+                self._accuracy = accuracy if isinstance(accuracy, float) else None
+        moved = self._evaluated is None or self._evaluated[0] != state.version
+        self._evaluated = (state.version, strategy.clock.now)
+        if not moved:
+            return
+        messages = list(
+            strategy.configure_evaluate(
+                state.version, state.arrays, self.evaluate_config, self.grid
+            )
+        )
+        if messages:
+            accepted = set(self.grid.push_messages(messages))
+            ids = {message.metadata.message_id for message in messages} & accepted
+            expires = self.monotonic() + self.timeout
+            self._evaluations.append(_Evaluation(state.version, state.uploads, expires, ids))
+
+    def _close_evaluations(self, now: float) -> None:
+        """Combine federated evaluations that are complete, or out of time."""
+        still_open = []
+        for evaluation in self._evaluations:
+            if evaluation.outstanding and now < evaluation.expires:
+                still_open.append(evaluation)
+                continue
+            metrics = self.strategy.aggregate_evaluate(evaluation.version, evaluation.replies)
+            if metrics is not None:
+                self.result.evaluate_metrics_clientapp[evaluation.version] = metrics
+                self._emit_evaluated(evaluation.version, evaluation.uploads, "clients", metrics)
+        self._evaluations = still_open
+
+    def _finish_evaluations(self) -> None:
+        """Wait for federated evaluations at the end of a run."""
+        pause = _FIRST_PAUSE
+        while self._evaluations:
+            outstanding = [key for item in self._evaluations for key in item.outstanding]
+            replies = list(self.grid.pull_messages(outstanding)) if outstanding else []
+            for reply in replies:
+                self._arrive(reply.metadata.reply_to_message_id, reply)
+            self._close_evaluations(self.monotonic())
+            if self._evaluations:
+                pause = _FIRST_PAUSE if replies else min(2 * pause, _LONGEST_PAUSE)
+                self.sleep(pause)
+
+    def _emit_evaluated(
+        self, version: int, uploads: int, where: str, metrics: MetricRecord
+    ) -> None:
+        self.strategy.emit(
+            Evaluated(
+                time=self.strategy.clock.now,
+                version=version,
+                uploads=uploads,
+                where=where,
+                metrics=dict(metrics),
+            )
+        )
+
+    # --- The end -------------------------------------------------------------------------------
+
+    def _stop_reason(self) -> str | None:
+        strategy, state = self.strategy, self.strategy.state
+        if state.version >= self.num_versions:
+            return f"{self.num_versions} versions are made"
+        if strategy.deadline is not None and strategy.clock.now >= strategy.deadline:
+            return f"the deadline {strategy.deadline:g} is reached"
+        target = strategy.target_accuracy
+        if target is not None and self._accuracy is not None and self._accuracy >= target:
+            return f"accuracy {self._accuracy:.4f} reaches the target {target:g}"
+        limit = strategy.time_limit
+        if limit is not None and self.monotonic() - self._started >= limit:
+            return f"the time limit of {limit:g} s is reached"
+        return None
+
+    def _stop_before(self, moment: float) -> bool:
+        """With the virtual clock: stop at the deadline if it comes before `moment`."""
+        clock, deadline = self.strategy.clock, self.strategy.deadline
+        if deadline is None or moment <= deadline or not isinstance(clock, VirtualClock):
+            return False
+        clock.advance(deadline)
+        return True
+
+    def _check_alive(self) -> None:
+        """End a run that cannot go on, with a text that says why."""
+        strategy, state = self.strategy, self.strategy.state
+        num_nodes = len(state.clients)
+        worn_out = state.rejected_in_a_row >= strategy.max_failures * max(num_nodes, 1)
+        if worn_out or (not state.in_flight and num_nodes and self._all_paused()):
+            reasons = "; ".join(f"{count}x {text}" for text, count in state.reasons.most_common(3))
+            raise AllClientsFailedError(
+                f"{state.rejected_in_a_row} replies in a row were unusable, from {num_nodes} "
+                f"clients. Most frequent reasons: {reasons}"
+            )
+        if not state.in_flight and num_nodes == 0:
+            self._wait_for_nodes(strategy.min_available_nodes, exactly=False)
+            self._next_refresh = 0.0
+
+    def _all_paused(self) -> bool:
+        clients = self.strategy.state.clients
+        return clients.num_paused(self.strategy.clock.now) == len(clients)
+
+    def _notice(self, reason: str) -> None:
+        self.strategy.emit(Waiting(time=self.strategy.clock.now, reason=reason))
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """What a node says about itself."""
+
+    partition: int | None = None
+    num_examples: int | None = None
+    problem: str = ""
+
+
+def _read_answer(reply: Message) -> _Answer:
+    if reply.has_error():
+        return _Answer(problem=error_text(reply))
+    try:
+        content = read_metrics_reply(reply)
+    except InvalidReplyError as error:
+        return _Answer(problem=str(error))
+    metrics = next(iter(content.metric_records.values()))
+    partition, num_examples = metrics.get("partition-id"), metrics.get("num-examples")
+    return _Answer(
+        partition=partition if isinstance(partition, int) and partition >= 0 else None,
+        num_examples=num_examples if isinstance(num_examples, int) and num_examples > 0 else None,
+        problem="" if isinstance(partition, int) else "it told no partition-id",
+    )
+
+
+def _check_partitions(answers: dict[int, _Answer]) -> None:
+    """With the virtual clock every node has to be known, for runs that can be repeated."""
+    for node_id, answer in answers.items():
+        if answer.partition is None:
+            raise NodesMissingError(
+                f"node {node_id} did not answer the query for its partition-id, which the virtual "
+                f"clock needs: {answer.problem}"
+            )
+    partitions = sorted(
+        answer.partition for answer in answers.values() if answer.partition is not None
+    )
+    if partitions != list(range(len(answers))):
+        raise NodesMissingError(
+            f"the nodes' partition-ids are {partitions}, need each of 0..{len(answers) - 1} once"
+        )

@@ -1,0 +1,115 @@
+"""Checks of what clients send, where it enters the process."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+
+from fedpsa_strategy.errors import InvalidReplyError
+from fedpsa_strategy.layout import Integers, Layout
+from fedpsa_strategy.rules.base import Vector
+
+_NORM_BLOCK = 8192
+_MAX_REASON = 500
+
+
+@dataclass(frozen=True)
+class TrainReply:
+    """A reply to a train message, checked and flattened."""
+
+    delta: Vector
+    integers: Integers
+    squared_norm: float
+    num_examples: int
+    metrics: MetricRecord
+    num_bytes: int
+
+
+def read_train_reply(
+    reply: Message, layout: Layout, *, arrays_key: str = "arrays", weight_key: str = "num-examples"
+) -> TrainReply:
+    """Return the update in a reply.
+
+    Raises
+    ------
+    InvalidReplyError
+        When anything about the reply is wrong; its text is the reason.
+    """
+    content = _content(reply)
+    arrays = _record(content, arrays_key, ArrayRecord)
+    metrics = _metrics(content)
+    num_examples = metrics.get(weight_key)
+    if not isinstance(num_examples, int | float) or not num_examples > 0:
+        raise InvalidReplyError(f"metrics[{weight_key!r}] is {num_examples!r}, need a number > 0")
+    delta, integers = layout.read(arrays)
+    # One pass serves twice: a sum of squares is finite only if every entry is.
+    norm = squared_norm(delta[: layout.num_trainable])
+    if not math.isfinite(norm + squared_norm(delta[layout.num_trainable :])):
+        raise InvalidReplyError("arrays contain NaN, Inf or numbers too large to square")
+    return TrainReply(
+        delta=delta,
+        integers=integers,
+        squared_norm=norm,
+        num_examples=int(num_examples),
+        metrics=metrics,
+        num_bytes=sum(len(array.data) for array in arrays.values()) + metrics.count_bytes(),
+    )
+
+
+def read_metrics_reply(reply: Message) -> RecordDict:
+    """Return the content of a reply that must carry metrics alone; raises InvalidReplyError."""
+    content = _content(reply)
+    _metrics(content)
+    return content
+
+
+def squared_norm(vector: Vector) -> float:
+    """Return Σ x², with the same bits on any number of threads."""
+    whole = len(vector) // _NORM_BLOCK * _NORM_BLOCK
+    with np.errstate(over="ignore", invalid="ignore"):
+        # einsum sums by itself, not through a multi-threaded BLAS whose order may vary.
+        blocks = vector[:whole].reshape(-1, _NORM_BLOCK)
+        sums = np.einsum("ij,ij->i", blocks, blocks).astype(np.float64)
+        rest = float(np.einsum("i,i->", vector[whole:], vector[whole:]))
+    try:
+        return math.fsum(sums) + rest
+    except (OverflowError, ValueError):  # fsum's answers to overflow and to +Inf with -Inf
+        return math.nan
+
+
+def error_text(reply: Message) -> str:
+    """Return what an error reply says, on one line of bounded length."""
+    text = " ".join((reply.error.reason or f"error code {reply.error.code}").split())
+    # The cause stands at the end of a traceback.
+    return text if len(text) <= _MAX_REASON else "... " + text[-_MAX_REASON:]
+
+
+def _content(reply: Message) -> RecordDict:
+    if reply.has_error():
+        raise InvalidReplyError(f"client error: {error_text(reply)}")
+    if not reply.has_content():
+        raise InvalidReplyError("the reply has no content")
+    return reply.content
+
+
+def _record(content: RecordDict, key: str, kind: type[Any]) -> Any:
+    record = content.get(key)
+    if not isinstance(record, kind):
+        found = {name: type(value).__name__ for name, value in content.items()}
+        raise InvalidReplyError(f"the reply lacks {kind.__name__} {key!r}; it has {found}")
+    return record
+
+
+def _metrics(content: RecordDict) -> MetricRecord:
+    records = list(content.metric_records.values())
+    if len(records) != 1:
+        raise InvalidReplyError(f"the reply has {len(records)} MetricRecords, need exactly one")
+    for name, value in records[0].items():
+        values = value if isinstance(value, list) else [value]
+        if not all(math.isfinite(number) for number in values):
+            raise InvalidReplyError(f"metrics[{name!r}] is not finite")
+    return records[0]

@@ -1,0 +1,105 @@
+"""What an aggregation rule is: a pure object over NumPy vectors."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Vector = NDArray[np.floating[Any]]
+
+
+@dataclass(frozen=True)
+class Update:
+    """One accepted upload.
+
+    Parameters
+    ----------
+    client : int
+        Index of the client, the same for all uploads of one node.
+    delta : Vector
+        Δ = w' - w: what local training changed. Trainable parameters first, float buffers behind.
+    squared_norm : float
+        ||Δ||² over the trainable parameters.
+    num_examples : int
+        Size of the client's local data.
+    version : int
+        Version of the global model the client started from.
+    staleness : int
+        τ: how many versions newer the global model is now.
+    start : Vector
+        w, the model the client started from.
+    metrics : Mapping[str, Any] (default: {})
+        What else the client reported; FedPSA reads `sketch` here.
+    """
+
+    client: int
+    delta: Vector
+    squared_norm: float
+    num_examples: int
+    version: int
+    staleness: int
+    start: Vector
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Rule(ABC):
+    """Turns a stream of updates into a sequence of global models.
+
+    A rule knows nothing of Flower, torch, clocks, files or logging. It never writes into a vector
+    it was given, nor into one it has handed out: older versions may still be in use.
+
+    Attributes
+    ----------
+    model : Vector
+        The current global model w.
+    report : dict[str, Any]
+        What the last call of `add` computed about that upload, for the events.
+    version_report : dict[str, Any]
+        What the last aggregation computed about the version it made.
+    """
+
+    model: Vector
+    report: dict[str, Any]
+    version_report: dict[str, Any]
+
+    def start(self, model: Vector) -> None:
+        """Begin from `model`, with everything else in its initial state."""
+        self.model = model
+        self.report = {}
+        self.version_report = {}
+
+    @abstractmethod
+    def add(self, update: Update) -> Vector | None:
+        """Take one update; return the new global model if this one makes a version."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Return all of the state: numbers, None, arrays, and lists and dicts of them."""
+
+    @abstractmethod
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+
+
+def weighted_step(model: Vector, weights: Sequence[float], deltas: Sequence[Vector]) -> Vector:
+    """Return model + Σ weight_i Δ_i, summed in the given order.
+
+    Element-wise operations alone, so that the result has the same bits on any number of threads.
+    """
+    new = model.copy()
+    scaled = np.empty_like(model)
+    for weight, delta in zip(weights, deltas, strict=True):
+        np.multiply(delta, model.dtype.type(weight), out=scaled)
+        new += scaled
+    return new
+
+
+def effective_number(weights: Sequence[float]) -> float:
+    """Return (Σw)² / Σw²: how many equally weighted updates these weights amount to."""
+    squares = sum(weight * weight for weight in weights)
+    return sum(weights) ** 2 / squares if squares > 0 else 0.0

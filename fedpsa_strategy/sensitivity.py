@@ -1,0 +1,420 @@
+"""The sensitivity of a model's loss to each of its parameters."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+from torch.nn import functional, grad
+from torch.nn.modules.batchnorm import _BatchNorm
+
+LossFunction = Callable[[Any, Tensor], Tensor]
+"""Maps (outputs, targets) to losses whose first dimension runs over the samples."""
+
+# Bytes of per-sample gradients beyond which squaring and adding them runs out of a CPU's cache.
+_CACHE = 4 * 2**20
+
+
+class _Moments(NamedTuple):
+    """Sums over the samples of one parameter's per-sample gradients and of their squares."""
+
+    gradient: Tensor
+    square: Tensor
+
+
+class _Call(NamedTuple):
+    """What a forward hook saw of one call: the input, its version, where the output came from."""
+
+    activation: Tensor
+    version: int
+    edge: GradientEdge | None
+
+
+def sensitivity(
+    model: nn.Module,
+    inputs: Tensor,
+    targets: Tensor,
+    loss_fn: LossFunction | None = None,
+    *,
+    memory_limit: int = 64 * 2**20,
+) -> Tensor:
+    """Return `s = |g θ - ½ F θ²|` for every trainable parameter θ of a model.
+
+    `g` is the gradient of the mean loss over the calibration batch and `F` the diagonal of the
+    empirical Fisher matrix, the mean over the samples of the squared per-sample gradient. Both
+    follow from one forward and one backward pass: hooks keep each layer's input, the backward
+    pass of the summed loss gives the gradient of each layer's output, and a row of either
+    belongs to one sample. Where a parameter is used in any other way than by exactly one call of
+    a layer known here (tied weights, attention, a bare `nn.Parameter`, ...), all per-sample
+    gradients come from `torch.func.vmap` instead, which is slower and knows every layer.
+
+    The model is evaluated in eval mode. Its mode, gradients and hooks and the global random state
+    are the same afterwards.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Maps a batch of inputs to outputs, sample by sample.
+    inputs, targets : Tensor
+        The calibration batch, `m` samples along the first dimension.
+    loss_fn : callable (default: cross-entropy)
+        Maps (outputs, targets) to one loss per sample, as `reduction="none"` does; dimensions
+        after the first are averaged.
+    memory_limit : int (default: 64 MiB)
+        Bytes of per-sample gradients held at a time; one sample's are the least possible.
+
+    Returns
+    -------
+    Tensor of float32, shape (d,)
+        The sensitivities in `named_parameters()` order on the model's device, not finite where
+        the gradients are not.
+
+    Raises
+    ------
+    ValueError
+        If the batch is empty, inputs and targets differ in length, or `loss_fn` does not return
+        one loss per sample.
+    """
+    samples = len(inputs)
+    if samples == 0 or len(targets) != samples:
+        raise ValueError(
+            "inputs and targets must have the same number of samples, at least 1, "
+            f"not {samples} and {len(targets)}"
+        )
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not parameters:
+        return torch.zeros(0, device=inputs.device)
+    device = next(iter(parameters.values())).device
+    batch = inputs.detach().to(device), targets.detach().to(device)
+    loss_fn = loss_fn or partial(functional.cross_entropy, reduction="none")
+    cuda = [device] if device.type == "cuda" else []
+    with _evaluation(model), torch.enable_grad(), torch.random.fork_rng(devices=cuda):
+        moments = _moments_from_hooks(model, loss_fn, batch, memory_limit)
+        if moments is None:
+            moments = _moments_from_vmap(model, loss_fn, batch, memory_limit)
+    result = torch.zeros(sum(p.numel() for p in parameters.values()), device=device)
+    parts = torch.split(result, [p.numel() for p in parameters.values()])
+    for parameter, part in zip(parameters.values(), parts, strict=True):
+        if parameter in moments:  # else the loss does not depend on it
+            gradient, square = moments[parameter]
+            value = parameter.detach()
+            # (g - ½ F θ) θ, in place: memory traffic is a good part of the cost.
+            square.mul_(value).mul_(-0.5 / samples).add_(gradient, alpha=1 / samples)
+            part.copy_(square.mul_(value).abs_().flatten())
+    return result
+
+
+def trainable_vector(model: nn.Module) -> Tensor:
+    """Return the trainable parameters θ as one detached vector, in the order of `sensitivity`.
+
+    Parameters
+    ----------
+    model : nn.Module
+        The model.
+
+    Returns
+    -------
+    Tensor of shape (d,)
+        A copy of the parameters.
+    """
+    parts = [p.detach().flatten() for p in model.parameters() if p.requires_grad]
+    return torch.cat(parts) if parts else torch.zeros(0)
+
+
+@contextmanager
+def _evaluation(model: nn.Module) -> Iterator[None]:
+    """Put every module in eval mode, then each one back into its own mode."""
+    flags = [(module, module.training) for module in model.modules()]
+    try:
+        for module, _ in flags:
+            module.training = False
+        yield
+    finally:
+        for module, training in flags:
+            module.training = training
+
+
+def _losses(
+    model: Callable[[Tensor], Any], loss_fn: LossFunction, inputs: Tensor, targets: Tensor
+) -> Tensor:
+    losses = loss_fn(model(inputs), targets)
+    if losses.dim() == 0 or len(losses) != len(targets):
+        raise ValueError(
+            f"loss_fn must return one loss per sample (reduction='none'), so {len(targets)} along "
+            f"the first dimension, but its shape is {tuple(losses.shape)}"
+        )
+    return losses.flatten(1).mean(1) if losses.dim() > 1 else losses
+
+
+def _moments_from_vmap(
+    model: nn.Module, loss_fn: LossFunction, batch: tuple[Tensor, Tensor], memory_limit: int
+) -> dict[nn.Parameter, _Moments]:
+    """Per-sample gradients of all parameters at once, from a vectorised `grad`."""
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    values = {name: parameter.detach() for name, parameter in parameters.items()}
+
+    def loss_of_one(values: dict[str, Tensor], one_input: Tensor, one_target: Tensor) -> Tensor:
+        call = partial(torch.func.functional_call, model, values)
+        return _losses(call, loss_fn, one_input.unsqueeze(0), one_target.unsqueeze(0)).sum()
+
+    gradients_of = torch.func.vmap(
+        torch.func.grad(loss_of_one), in_dims=(None, 0, 0), randomness="different"
+    )
+    chunk = _chunk(memory_limit, sum(value.numel() for value in values.values()))
+    total: dict[nn.Parameter, _Moments] = {}
+    for inputs, targets in zip(*(torch.split(tensor, chunk) for tensor in batch), strict=True):
+        for name, gradients in gradients_of(values, inputs, targets).items():
+            total[parameters[name]] = _added(total.get(parameters[name]), gradients)
+    return total
+
+
+def _moments_from_hooks(
+    model: nn.Module, loss_fn: LossFunction, batch: tuple[Tensor, Tensor], memory_limit: int
+) -> dict[nn.Parameter, _Moments] | None:
+    """Gradients from layer inputs and output gradients, or None if that could be wrong."""
+    owners = _owners(model)
+    if owners is None:
+        return None
+    calls: dict[nn.Module, list[_Call]] = {module: [] for module, _ in owners.values()}
+
+    def record(module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
+        activation = args[0] if args else kwargs["input"]
+        # The edge and not the output itself, which an in-place activation may overwrite.
+        edge = get_gradient_edge(output) if output.requires_grad else None
+        calls[module].append(_Call(activation.detach(), activation._version, edge))
+
+    with ExitStack() as hooks:
+        for module in calls:
+            handle = module.register_forward_hook(record, prepend=True, with_kwargs=True)
+            hooks.callback(handle.remove)
+        loss = _losses(model, loss_fn, *batch).sum()
+
+    uses = _uses(loss)
+    used = {parameter: owner for parameter, owner in owners.items() if uses[parameter]}
+    modules = list(dict.fromkeys(module for module, _ in used.values()))
+    if any(uses[parameter] > 1 for parameter in used) or not all(
+        len(calls[module]) == 1 and _is_readable(module, calls[module][0], len(batch[0]))
+        for module in modules
+    ):
+        return None
+    edges = [edge for module in modules if (edge := calls[module][0].edge)]
+    deltas = torch.autograd.grad(loss, edges, allow_unused=True) if edges else ()
+    if any(delta is None for delta in deltas):
+        return None
+
+    delta_of = dict(zip(modules, deltas, strict=True))
+    total: dict[nn.Parameter, _Moments] = {}
+    for parameter, (module, name) in used.items():
+        # Squares of half-precision gradients would underflow.
+        dtype = torch.promote_types(parameter.dtype, torch.float32)
+        activation, delta = calls[module][0].activation, delta_of[module].to(dtype)
+        if activation.is_floating_point():
+            activation = activation.to(dtype)
+        moments_of = _LAYERS[type(module)]
+        total[parameter] = moments_of(module, name, activation, delta, memory_limit)
+    return total
+
+
+def _chunk(memory_limit: int, floats_per_sample: int) -> int:
+    return max(1, memory_limit // (4 * floats_per_sample))
+
+
+def _added(total: _Moments | None, gradients: Tensor) -> _Moments:
+    """Add the per-sample gradients of some samples to their moments."""
+    gradients = gradients.to(torch.promote_types(gradients.dtype, torch.float32))
+    moments = _Moments(gradients.sum(0), gradients.square_().sum(0))
+    return moments if total is None else _Moments(*map(torch.add, total, moments))
+
+
+def _owners(model: nn.Module) -> dict[nn.Parameter, tuple[nn.Module, str]] | None:
+    """Return each trainable parameter's layer and name, or None if the hooks cannot serve it."""
+    owners: dict[nn.Parameter, tuple[nn.Module, str]] = {}
+    for module in model.modules():
+        # Statistics of the batch at hand make the samples depend on each other.
+        if isinstance(module, _BatchNorm) and module.running_mean is None:
+            return None
+        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            if not parameter.requires_grad:
+                continue
+            # Exact types: a subclass or a patched `forward` may compute something else.
+            if (
+                parameter in owners
+                or type(module) not in _LAYERS
+                or name not in ("weight", "bias")
+                or "forward" in vars(module)
+                or getattr(module, "scale_grad_by_freq", False)
+            ):
+                return None
+            owners[parameter] = (module, name)
+    return owners
+
+
+def _uses(loss: Tensor) -> Counter[Tensor]:
+    """Count for each parameter the operations on the way to the loss that read it.
+
+    Looking at the graph is exact, needs no tolerance, and saves computing the autograd gradients
+    of the weights that a comparison would take.
+    """
+    uses: Counter[Tensor] = Counter()
+    stack: list[Node] = [loss.grad_fn] if loss.grad_fn else []
+    seen = set(stack)
+    while stack:
+        for node, _ in stack.pop().next_functions:
+            if node is None:
+                continue
+            if node.name() == "torch::autograd::AccumulateGrad":
+                uses[node.variable] += 1  # type: ignore[attr-defined]
+            elif node not in seen:
+                seen.add(node)
+                stack.append(node)
+    return uses
+
+
+def _is_readable(module: nn.Module, call: _Call, samples: int) -> bool:
+    """Tell whether the rows of a layer's input are known to be the samples."""
+    shape = call.activation.shape
+    if isinstance(module, nn.Linear):
+        positions = shape[1:-1]
+    elif isinstance(module, nn.LayerNorm):
+        positions = shape[1 : len(shape) - len(module.normalized_shape)]
+    elif isinstance(module, nn.Embedding):
+        positions = shape[1:]
+    else:  # these layers themselves fix which dimension is the batch
+        positions = shape[:0]
+    # With a sequence as long as the batch, the first dimension might be the sequence.
+    return (
+        call.edge is not None
+        and call.activation._version == call.version
+        and shape[:1] == (samples,)
+        and samples not in positions
+    )
+
+
+_MomentsRule = Callable[[Any, str, Tensor, Tensor, int], _Moments]
+_GradientRule = Callable[[Any, str, Tensor, Tensor], Tensor]
+
+
+def _in_chunks(gradients_of: _GradientRule) -> _MomentsRule:
+    """Turn a rule for per-sample gradients into one for their moments, of bounded memory."""
+
+    def moments_of(
+        module: nn.Module, name: str, activation: Tensor, delta: Tensor, memory_limit: int
+    ) -> _Moments:
+        parameter: Tensor = getattr(module, name)
+        floats_per_sample = max(parameter.numel(), activation[0].numel())
+        chunk = _chunk(min(memory_limit, _CACHE), floats_per_sample)
+        chunks = zip(torch.split(activation, chunk), torch.split(delta, chunk), strict=True)
+        total = _added(None, gradients_of(module, name, *next(chunks)))
+        for some_activation, some_delta in chunks:
+            total = _added(total, gradients_of(module, name, some_activation, some_delta))
+        return total
+
+    return moments_of
+
+
+def _linear(module: nn.Linear, name: str, activation: Tensor, delta: Tensor) -> Tensor:
+    delta = delta.reshape(len(delta), -1, module.out_features)
+    if name == "bias":
+        return delta.sum(1)
+    return delta.mT @ activation.reshape(len(delta), -1, module.in_features)
+
+
+def _linear_moments(
+    module: nn.Linear, name: str, activation: Tensor, delta: Tensor, memory_limit: int
+) -> _Moments:
+    if name == "bias" or activation.dim() > 2:
+        return _in_chunks(_linear)(module, name, activation, delta, memory_limit)
+    # The gradient of one sample is the outer product of δ and a, its square that of δ² and a².
+    return _Moments(delta.T @ activation, delta.square().T @ activation.square())
+
+
+def _convolution(
+    module: nn.Conv1d | nn.Conv2d | nn.Conv3d, name: str, activation: Tensor, delta: Tensor
+) -> Tensor:
+    samples, shape = len(delta), module.weight.shape
+    if name == "bias":
+        return delta.reshape(samples, module.out_channels, -1).sum(2)
+    mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
+    padded = functional.pad(activation, module._reversed_padding_repeated_twice, mode)
+    gradient_of_weight: Any = (grad.conv1d_weight, grad.conv2d_weight, grad.conv3d_weight)
+    # One convolution whose groups are the samples: the gradient of its weight is theirs, stacked.
+    stacked: Tensor = gradient_of_weight[len(shape) - 3](
+        padded.reshape(1, -1, *padded.shape[2:]),
+        (samples * shape[0], *shape[1:]),
+        delta.reshape(1, -1, *delta.shape[2:]),
+        stride=module.stride,
+        dilation=module.dilation,
+        groups=samples * module.groups,
+    )
+    return stacked.reshape(samples, *shape)
+
+
+def _layer_norm(module: nn.LayerNorm, name: str, activation: Tensor, delta: Tensor) -> Tensor:
+    shape = module.normalized_shape
+    if name == "weight":
+        delta = delta * functional.layer_norm(activation, shape, eps=module.eps)
+    return delta.reshape(len(delta), -1, *shape).sum(1)
+
+
+def _group_norm(module: nn.GroupNorm, name: str, activation: Tensor, delta: Tensor) -> Tensor:
+    if name == "weight":
+        delta = delta * functional.group_norm(activation, module.num_groups, eps=module.eps)
+    return delta.reshape(len(delta), module.num_channels, -1).sum(2)
+
+
+def _batch_norm(module: Any, name: str, activation: Tensor, delta: Tensor) -> Tensor:
+    if name == "weight":
+        mean, variance = (
+            statistic.to(delta.dtype) for statistic in (module.running_mean, module.running_var)
+        )
+        delta = delta * functional.batch_norm(activation, mean, variance, eps=module.eps)
+    return delta.reshape(len(delta), module.num_features, -1).sum(2)
+
+
+def _embedding_moments(
+    module: nn.Embedding,
+    name: str,  # noqa: ARG001
+    activation: Tensor,
+    delta: Tensor,
+    memory_limit: int,  # noqa: ARG001
+) -> _Moments:
+    """Only the rows of tokens that occur in a sample: all rows of all samples would be huge."""
+    tokens = activation.reshape(len(activation), -1)
+    vocabulary = module.num_embeddings
+    first_key = vocabulary * torch.arange(len(tokens), device=tokens.device)
+    keys, row = torch.unique(first_key[:, None] + tokens, return_inverse=True)
+    gradients = _rows_added(delta.reshape(-1, delta.shape[-1]), row, len(keys))
+    moments = _Moments(
+        _rows_added(gradients, keys % vocabulary, vocabulary),
+        _rows_added(gradients.square(), keys % vocabulary, vocabulary),
+    )
+    if module.padding_idx is not None:
+        for moment in moments:
+            moment[module.padding_idx] = 0
+    return moments
+
+
+def _rows_added(rows: Tensor, index: Tensor, count: int) -> Tensor:
+    """Add row i to row `index[i]` of the result, in an order that `index_put_` has not."""
+    added: Tensor = torch.ops.aten.embedding_dense_backward(rows, index.flatten(), count, -1, False)
+    return added
+
+
+_LAYERS: dict[type[nn.Module], _MomentsRule] = {
+    nn.Linear: _linear_moments,
+    nn.Conv1d: _in_chunks(_convolution),
+    nn.Conv2d: _in_chunks(_convolution),
+    nn.Conv3d: _in_chunks(_convolution),
+    nn.BatchNorm1d: _in_chunks(_batch_norm),
+    nn.BatchNorm2d: _in_chunks(_batch_norm),
+    nn.BatchNorm3d: _in_chunks(_batch_norm),
+    nn.LayerNorm: _in_chunks(_layer_norm),
+    nn.GroupNorm: _in_chunks(_group_norm),
+    nn.Embedding: _embedding_moments,
+}

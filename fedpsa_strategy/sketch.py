@@ -1,0 +1,237 @@
+"""The random projection R that compresses a sensitivity vector to a few numbers."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass, field
+from functools import cached_property
+from numbers import Integral
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# Rows of R that share one random word per parameter.
+_GROUP = 16
+# Words of 16 bits in one step of Philox's counter (4 x 64 bits).
+_WORDS_PER_STEP = 16
+# Columns of a Gaussian R that share a Philox stream: a part of R's definition, unlike `block`.
+_GAUSSIAN_COLUMNS = 2048
+# Keeps the streams of the Gaussian columns apart from those of the Rademacher groups.
+_GAUSSIAN_STREAM = 1 << 32
+# Columns at either end of R that enter the fingerprint.
+_PROBED_COLUMNS = 256
+
+
+@dataclass(frozen=True)
+class Sketch:
+    """Random projection `s~ = R s` of a long vector to `dim` numbers; R is never stored.
+
+    R (`dim` x `size`) has i.i.d. entries of mean 0 and variance 1/`dim`, so the cosine of two
+    sketches estimates the cosine of the two vectors. R depends on nothing but the arguments:
+    the same `size`, `dim`, `seed` and `kind` give the same R in every process and on every
+    machine, and the sums run in a fixed order, so that neither the block size nor the number of
+    threads changes a bit of the sketch.
+
+    Rademacher rows come in groups of 16. Group `g` has a Philox stream with the key
+    (`seed`, `g`) that gives every parameter one word of 16 bits; bit `j` of the word is the sign
+    of row `16 g + j` (0 means plus). Parameters with equal words have equal signs in all 16
+    rows, so their values are added up per word first, and only those 2^16 sums meet the signs:
+    one addition per parameter instead of 16.
+
+    Parameters
+    ----------
+    size : int
+        Length `d` of the vectors, 1 to 2**40.
+    dim : int (default: 16)
+        Length `k` of a sketch, 1 to 1024.
+    seed : int (default: 0)
+        Seed of R, 0 to 2**64 - 1.
+    kind : {"rademacher", "gaussian"} (default: "rademacher")
+        Law of the entries: ±1/√k, or N(0, 1/k), which takes far longer.
+    block : int (default: 2**17)
+        Parameters handled at a time, 1 to 2**20; trades memory for speed (Rademacher only) and
+        has no influence on the result.
+
+    Raises
+    ------
+    ValueError
+        If an argument is outside its range.
+    """
+
+    size: int
+    dim: int = 16
+    seed: int = 0
+    kind: Literal["rademacher", "gaussian"] = "rademacher"
+    block: int = field(default=2**17, kw_only=True, compare=False)
+
+    def __post_init__(self) -> None:
+        check_integer("size", self.size, 1, 2**40)
+        check_integer("dim", self.dim, 1, 1024)
+        check_integer("seed", self.seed, 0, 2**64 - 1)
+        check_integer("block", self.block, 1, 2**20)
+        if self.kind not in ("rademacher", "gaussian"):
+            raise ValueError(f"kind must be 'rademacher' or 'gaussian', not {self.kind!r}")
+
+    def __call__(self, vector: ArrayLike | Tensor) -> NDArray[np.float64]:
+        """Return the sketch `R @ vector`.
+
+        Parameters
+        ----------
+        vector : array or torch tensor of shape (size,)
+            Floating-point numbers of any precision, on any device.
+
+        Returns
+        -------
+        array of float64, shape (dim,)
+            The sketch; a NaN or an infinity in the vector shows in it.
+
+        Raises
+        ------
+        ValueError
+            If the vector has another shape or is not floating-point.
+        """
+        values: Any = vector.detach() if hasattr(vector, "detach") else np.asarray(vector)
+        if tuple(values.shape) != (self.size,):
+            raise ValueError(
+                f"vector must be one-dimensional with size={self.size} numbers, "
+                f"but its shape is {tuple(values.shape)}"
+            )
+        if not (values.is_floating_point() if _is_tensor(values) else values.dtype.kind == "f"):
+            raise ValueError(f"vector must be floating-point, but its dtype is {values.dtype}")
+        with np.errstate(invalid="ignore", over="ignore"):
+            product = self._rademacher if self.kind == "rademacher" else self._gaussian
+            return product(values) * (1 / math.sqrt(self.dim))
+
+    def columns(self, start: int, stop: int) -> NDArray[np.float64]:
+        """Return `R[:, start:stop]`, for inspection: the sketch itself never forms it.
+
+        Parameters
+        ----------
+        start, stop : int
+            Range of columns, `0 <= start <= stop <= size`.
+
+        Returns
+        -------
+        array of float64, shape (dim, stop - start)
+            The entries, the factor 1/√k included.
+        """
+        check_integer("stop", stop, 0, self.size)
+        check_integer("start", start, 0, stop)
+        entries = np.empty((self.dim, stop - start))
+        if self.kind == "rademacher":
+            for row in range(self.dim):
+                bits = self._words(row // _GROUP, start, stop) >> (row % _GROUP) & 1
+                entries[row] = 1.0 - 2.0 * bits
+        else:
+            position = start
+            while position < stop:
+                block, offset = divmod(position, _GAUSSIAN_COLUMNS)
+                end = min(stop, (block + 1) * _GAUSSIAN_COLUMNS)
+                normals = np.empty((offset + end - position, self.dim))
+                self._draw_normals(block, normals)
+                entries[:, position - start : end - start] = normals[offset:].T
+                position = end
+        return entries * (1 / math.sqrt(self.dim))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hash of the arguments and of columns at both ends of R, 32 hex digits.
+
+        The columns are there to notice a node whose generator differs from this one's.
+        """
+        digest = hashlib.blake2b(digest_size=16)
+        digest.update(f"{self.kind} {self.size:d} {self.dim:d} {self.seed:d}".encode())
+        for start in (0, max(0, self.size - _PROBED_COLUMNS)):
+            columns = self.columns(start, min(self.size, start + _PROBED_COLUMNS))
+            # Normal numbers may differ in their last bit between math libraries: harmless.
+            digest.update((np.round(columns, 6) + 0.0).astype("<f8").tobytes())
+        return digest.hexdigest()
+
+    def _rademacher(self, values: Any) -> NDArray[np.float64]:
+        rows_left = range(self.dim, 0, -_GROUP)
+        sums = [np.zeros(1 << min(rows, _GROUP)) for rows in rows_left]
+        # Buffers, because a fresh array of this size costs more in page faults than the sums do.
+        index_buffer = np.empty(min(self.block, self.size), dtype=np.intp)
+        value_buffer = np.empty(len(index_buffer), dtype=np.float64)
+        for start in range(0, self.size, self.block):
+            stop = min(self.size, start + self.block)
+            index, value = index_buffer[: stop - start], value_buffer[: stop - start]
+            value[:] = _part(values, start, stop)
+            for group, sums_of_group in enumerate(sums):
+                index[:] = self._words(group, start, stop)
+                if len(sums_of_group) < 1 << _GROUP:
+                    index &= len(sums_of_group) - 1
+                # Unlike bincount this continues the sums, in parameter order over all blocks.
+                np.add.at(sums_of_group, index, value)
+        return np.concatenate([_signed_sums(sums_of_group) for sums_of_group in sums])
+
+    def _gaussian(self, values: Any) -> NDArray[np.float64]:
+        total = np.zeros(self.dim)
+        products = np.empty((_GAUSSIAN_COLUMNS, self.dim))
+        for block in range(-(-self.size // _GAUSSIAN_COLUMNS)):
+            start = block * _GAUSSIAN_COLUMNS
+            value = _part(values, start, start + _GAUSSIAN_COLUMNS).astype(np.float64)
+            used = products[: len(value)]
+            self._draw_normals(block, used)
+            used *= value[:, None]
+            products[len(value) :] = 0
+            total += _fold(products)
+        return total
+
+    def _words(self, group: int, start: int, stop: int) -> NDArray[np.uint16]:
+        generator = self._philox(group)
+        step, skipped = divmod(start, _WORDS_PER_STEP)
+        generator.advance(step)
+        raw: NDArray[np.uint64] = generator.random_raw(-(-(skipped + stop - start) // 4))
+        return raw.astype("<u8", copy=False).view("<u2")[skipped : skipped + stop - start]
+
+    def _draw_normals(self, block: int, out: NDArray[np.float64]) -> None:
+        np.random.Generator(self._philox(_GAUSSIAN_STREAM + block)).standard_normal(out=out)
+
+    def _philox(self, stream: int) -> np.random.Philox:
+        return np.random.Philox(key=np.array([self.seed, stream], dtype=np.uint64))
+
+
+def _is_tensor(vector: Any) -> bool:
+    return hasattr(vector, "is_floating_point")
+
+
+def _part(vector: Any, start: int, stop: int) -> NDArray[Any]:
+    part = vector[start:stop]
+    # NumPy has no bfloat16 and some devices have no float64: hence in this order.
+    return np.asarray(part.cpu().double().numpy() if _is_tensor(part) else part)
+
+
+def _signed_sums(sums: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return, for each bit, the sum over bins where it is 0 minus the sum where it is 1."""
+    rows = np.empty(len(sums).bit_length() - 1)
+    for bit in reversed(range(len(rows))):
+        zero, one = np.split(sums, 2)
+        rows[bit] = _fold(zero - one)
+        sums = zero + one
+    return rows
+
+
+def _fold(terms: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Sum a power of two of terms over the first axis.
+
+    Element-wise halving: the order of `np.sum` and of matrix products depends on the machine.
+    """
+    while len(terms) > 1:
+        half = len(terms) // 2
+        terms = terms[:half] + terms[half:]
+    total: NDArray[np.float64] = terms[0]
+    return total
+
+
+def check_integer(name: str, value: int, lowest: int, highest: int) -> None:
+    """Raise a ValueError that names the argument unless `value` is an integer in the range."""
+    if not isinstance(value, Integral) or isinstance(value, bool):
+        raise ValueError(f"{name} must be an integer, not {value!r}")
+    if not lowest <= value <= highest:
+        raise ValueError(f"{name} must be from {lowest} to {highest}, not {value}")

@@ -1,0 +1,639 @@
+"""AsyncStrategy: Flower's `Strategy`, asynchronous."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+
+from fedpsa_strategy.clients import Client, Clients
+from fedpsa_strategy.clock import Clock, VirtualClock, WallClock
+from fedpsa_strategy.errors import InvalidReplyError
+from fedpsa_strategy.events import (
+    Aggregated,
+    Dispatched,
+    Event,
+    Listener,
+    Quarantined,
+    Rejected,
+    Uploaded,
+)
+from fedpsa_strategy.layout import Integers, Layout
+from fedpsa_strategy.loop import AsyncLoop
+from fedpsa_strategy.metrics import weighted_mean
+from fedpsa_strategy.replies import TrainReply, read_metrics_reply, read_train_reply
+from fedpsa_strategy.rules.base import Rule, Update, Vector
+from fedpsa_strategy.seeds import MAX_SEED, derive
+
+log = logging.getLogger("flwr")
+
+MetricsAggregator = Callable[[list[RecordDict], str], MetricRecord]
+EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
+
+
+@dataclass
+class Task:
+    """One train message on its way: all that is needed to send it again, or to judge its reply."""
+
+    sequence: int
+    client: int
+    node_id: int
+    version: int
+    uploads: int
+    due: float | None  # virtual time at which the reply takes effect
+    message_id: str = ""
+
+
+@dataclass
+class RunState:
+    """Where a run stands."""
+
+    layout: Layout
+    clients: Clients
+    arrays: ArrayRecord
+    integers: Integers
+    version: int = 0
+    uploads: int = 0
+    rejected: int = 0
+    rejected_in_a_row: int = 0
+    sequence: int = 0
+    in_flight: dict[str, Task] = field(default_factory=dict)  # by message id
+    prepared: dict[int, tuple[Task, Message]] = field(default_factory=dict)  # by node id
+    models: dict[int, Vector] = field(default_factory=dict)  # versions that are in use
+    reasons: Counter[str] = field(default_factory=Counter)
+    round_metrics: list[RecordDict] = field(default_factory=list)
+
+
+class AsyncStrategy(Strategy):
+    """Keeps a number of clients busy and gives each reply, as it comes, to an aggregation rule.
+
+    A "round" of Flower is a version of the global model here.
+
+    Parameters
+    ----------
+    rule : Rule
+        The aggregation rule.
+    fraction_train : float (default: 0.2)
+        Share of the nodes that is kept busy.
+    max_in_flight : int (default: None)
+        How many nodes are kept busy, instead of a share of them.
+    fraction_evaluate : float (default: 0.0)
+        Share of the nodes that evaluates the global model, 0 for none.
+    min_available_nodes : int (default: 1)
+        The run waits until so many nodes are connected.
+    weighted_by_key : str (default: "num-examples")
+        The metric that weighs the replies' metrics.
+    arrayrecord_key : str (default: "arrays")
+        Key of the ArrayRecord in messages.
+    configrecord_key : str (default: "config")
+        Key of the ConfigRecord in messages.
+    train_metrics_aggr_fn : Callable[[list[RecordDict], str], MetricRecord] (default: None)
+        Combines the metrics of the uploads of one version; None is the weighted mean.
+    evaluate_metrics_aggr_fn : Callable[[list[RecordDict], str], MetricRecord] (default: None)
+        The same for federated evaluation.
+    trainable : Iterable[str] (default: None)
+        Keys of the trainable arrays; None means all float arrays. Other float arrays are averaged
+        with the same weights, integer arrays take the last upload's value.
+    clock : Clock (default: None)
+        `WallClock()` if None, or a `VirtualClock(latency)`.
+    num_clients : int (default: None)
+        With the virtual clock: exactly so many nodes have to take part.
+    seed : int (default: 0)
+        Seed of the sampling and of the tasks' own seeds.
+    lr_decay : float (default: 1.0)
+        The train config's `lr` is multiplied by lr_decay ** version.
+    lr_decay_per_upload : int (default: None)
+        Decay by uploads instead: lr_decay ** (uploads / this number).
+    deadline : float (default: None)
+        The run stops at this time of its clock (virtual units, or seconds).
+    time_limit : float (default: None)
+        The run stops after so many real seconds, whatever its clock.
+    target_accuracy : float (default: None)
+        The run stops when `evaluate_fn` reports an `accuracy` of at least this.
+    evaluate_every : int (default: 1)
+        Evaluate every so many versions.
+    evaluate_interval : float (default: None)
+        Evaluate every so many units of the clock instead.
+    max_failures : int (default: 3)
+        A node that fails so often in a row is left out for a while.
+    failure_pause : float (default: 600.0)
+        For how long, in units of the clock.
+    node_timeout : float (default: 120.0)
+        How many seconds to wait for nodes before giving up.
+    query_timeout : float (default: 60.0)
+        With the wall clock: how many seconds nodes have to tell their partition at the start.
+    listeners : Sequence[Callable[[Event], None]] (default: ())
+        Called with every event of the run.
+    """
+
+    def __init__(
+        self,
+        *,
+        rule: Rule,
+        fraction_train: float = 0.2,
+        max_in_flight: int | None = None,
+        fraction_evaluate: float = 0.0,
+        min_available_nodes: int = 1,
+        weighted_by_key: str = "num-examples",
+        arrayrecord_key: str = "arrays",
+        configrecord_key: str = "config",
+        train_metrics_aggr_fn: MetricsAggregator | None = None,
+        evaluate_metrics_aggr_fn: MetricsAggregator | None = None,
+        trainable: Iterable[str] | None = None,
+        clock: Clock | None = None,
+        num_clients: int | None = None,
+        seed: int = 0,
+        lr_decay: float = 1.0,
+        lr_decay_per_upload: int | None = None,
+        deadline: float | None = None,
+        time_limit: float | None = None,
+        target_accuracy: float | None = None,
+        evaluate_every: int = 1,
+        evaluate_interval: float | None = None,
+        max_failures: int = 3,
+        failure_pause: float = 600.0,
+        node_timeout: float = 120.0,
+        query_timeout: float = 60.0,
+        listeners: Sequence[Listener] = (),
+    ) -> None:
+        _check_range("fraction_train", fraction_train, above=0, most=1)
+        _check_range("fraction_evaluate", fraction_evaluate, least=0, most=1)
+        _check_range("max_in_flight", max_in_flight, least=1)
+        _check_range("min_available_nodes", min_available_nodes, least=1)
+        _check_range("num_clients", num_clients, least=1)
+        _check_range("seed", seed, least=0, most=MAX_SEED)
+        _check_range("lr_decay", lr_decay, above=0, most=1)
+        _check_range("lr_decay_per_upload", lr_decay_per_upload, least=1)
+        _check_range("deadline", deadline, above=0)
+        _check_range("time_limit", time_limit, above=0)
+        _check_range("target_accuracy", target_accuracy, above=0, most=1)
+        _check_range("evaluate_every", evaluate_every, least=1)
+        _check_range("evaluate_interval", evaluate_interval, above=0)
+        _check_range("max_failures", max_failures, least=1)
+        _check_range("failure_pause", failure_pause, above=0)
+        _check_range("node_timeout", node_timeout, above=0)
+        _check_range("query_timeout", query_timeout, least=0)
+        self.clock = clock if clock is not None else WallClock()
+        if self.clock.virtual and num_clients is None:
+            raise ValueError(
+                "num_clients is needed with a VirtualClock, for runs that can be repeated"
+            )
+        self.rule = rule
+        self.fraction_train = fraction_train
+        self.max_in_flight = max_in_flight
+        self.fraction_evaluate = fraction_evaluate
+        self.min_available_nodes = min_available_nodes
+        self.weighted_by_key = weighted_by_key
+        self.arrayrecord_key = arrayrecord_key
+        self.configrecord_key = configrecord_key
+        self.train_metrics_aggr_fn = train_metrics_aggr_fn or weighted_mean
+        self.evaluate_metrics_aggr_fn = evaluate_metrics_aggr_fn or weighted_mean
+        self.trainable = None if trainable is None else list(trainable)
+        self.num_clients = num_clients
+        self.seed = seed
+        self.lr_decay = lr_decay
+        self.lr_decay_per_upload = lr_decay_per_upload
+        self.deadline = deadline
+        self.time_limit = time_limit
+        self.target_accuracy = target_accuracy
+        self.evaluate_every = evaluate_every
+        self.evaluate_interval = evaluate_interval
+        self.max_failures = max_failures
+        self.failure_pause = failure_pause
+        self.node_timeout = node_timeout
+        self.query_timeout = query_timeout
+        self.listeners = list(listeners)
+        self.message_ttl: float | None = None
+        self._state: RunState | None = None
+
+    # --- Flower's interface --------------------------------------------------------------------
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: EvaluateFn | None = None,
+    ) -> Result:
+        """Run until `num_rounds` versions are made, or another limit is reached.
+
+        Parameters
+        ----------
+        grid : Grid
+            Where the nodes are.
+        initial_arrays : ArrayRecord
+            The first global model.
+        num_rounds : int (default: 3)
+            Versions to make.
+        timeout : float (default: 3600)
+            Seconds after which a reply is no longer waited for.
+        train_config : ConfigRecord (default: None)
+            Sent with every train message.
+        evaluate_config : ConfigRecord (default: None)
+            Sent with every evaluate message.
+        evaluate_fn : Callable[[int, ArrayRecord], MetricRecord | None] (default: None)
+            Centralised evaluation of a version.
+
+        Returns
+        -------
+        Result
+            Flower's result: the final arrays, and metrics by version.
+        """
+        _check_range("num_rounds", num_rounds, least=1)
+        _check_range("timeout", timeout, above=0)
+        log.info("Starting %s strategy:", type(self).__name__)
+        self.summary()
+        self.message_ttl = timeout
+        self.begin(initial_arrays)
+        return AsyncLoop(
+            self,
+            grid,
+            num_versions=num_rounds,
+            timeout=timeout,
+            train_config=train_config or ConfigRecord(),
+            evaluate_config=evaluate_config or ConfigRecord(),
+            evaluate_fn=evaluate_fn,
+        ).run()
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Make a train message for every free slot, each for an idle node.
+
+        Parameters
+        ----------
+        server_round : int
+            The version in the making.
+        arrays : ArrayRecord
+            The current global model.
+        config : ConfigRecord
+            Sent along, with `lr` decayed and `version`, `server-round` and `seed` added.
+        grid : Grid
+            Where the nodes are.
+        """
+        if self._state is None:
+            self.begin(arrays, grid.get_node_ids())
+        state = self.state
+        messages = []
+        while state.clients.num_busy < self.concurrency:
+            client = state.clients.sample(state.sequence, self.clock.now)
+            if client is None:
+                break
+            task = self._new_task(client)
+            config_record = self.task_config(task, config, server_round)
+            content = RecordDict(
+                {
+                    self.arrayrecord_key: arrays,
+                    self.configrecord_key: config_record,
+                    **self.extra_records(task),
+                }
+            )
+            message = Message(content, client.node_id, MessageType.TRAIN, ttl=self.message_ttl)
+            state.prepared[client.node_id] = (task, message)
+            messages.append(message)
+        return messages
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Check the replies and give them to the rule, one after the other.
+
+        Parameters
+        ----------
+        server_round : int
+            The version in the making.
+        replies : Iterable[Message]
+            Replies to messages of `configure_train`.
+
+        Returns
+        -------
+        tuple[ArrayRecord | None, MetricRecord | None]
+            The newest global model and the metrics of the uploads in it, or None if there is no new
+            version.
+        """
+        state = self.state
+        self.confirm_sent(message for _, message in list(state.prepared.values()))
+        metrics = None
+        version = state.version
+        for reply in replies:
+            task = state.in_flight.get(reply.metadata.reply_to_message_id)
+            if task is None:
+                # No task, so nobody to hold to account and no slot to free.
+                state.rejected += 1
+                self.emit(
+                    Rejected(
+                        time=self.clock.now,
+                        sequence=-1,
+                        client=-1,
+                        node_id=reply.metadata.src_node_id,
+                        version=server_round - 1,
+                        reason="reply to an unknown or already consumed message",
+                    )
+                )
+                continue
+            try:
+                self._take(task, self.read_reply(reply))
+            except InvalidReplyError as error:
+                self.reject(task, str(error))
+                continue
+            if state.version > version:
+                version = state.version
+                metrics = self.train_metrics_aggr_fn(state.round_metrics, self.weighted_by_key)
+                state.round_metrics = []
+        return (state.arrays, metrics) if metrics is not None else (None, None)
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Make evaluate messages for a sample of the nodes.
+
+        Parameters
+        ----------
+        server_round : int
+            The version to evaluate.
+        arrays : ArrayRecord
+            Its arrays.
+        config : ConfigRecord
+            Sent along, with `server-round` added.
+        grid : Grid
+            Where the nodes are.
+        """
+        if self.fraction_evaluate == 0:
+            return []
+        # A ranking by derived numbers: seeded, and independent of Flower's order of nodes.
+        nodes = self.state.clients.node_ids if self._state else set(grid.get_node_ids())
+        ranked = sorted(nodes, key=lambda node: (self._evaluate_rank(server_round, node), node))
+        size = max(1, int(len(ranked) * self.fraction_evaluate + 1e-9))
+        record = ConfigRecord({**config, "server-round": server_round})
+        content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: record})
+        return [
+            Message(content, node, MessageType.EVALUATE, ttl=self.message_ttl)
+            for node in ranked[:size]
+        ]
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Combine the metrics of evaluate replies.
+
+        Parameters
+        ----------
+        server_round : int
+            The version that was evaluated.
+        replies : Iterable[Message]
+            Replies to messages of `configure_evaluate`.
+        """
+        contents = []
+        for reply in replies:
+            try:
+                contents.append(read_metrics_reply(reply))
+            except InvalidReplyError as error:
+                log.warning(
+                    "Evaluation of version %d: a reply is left out: %s", server_round, error
+                )
+        return self.evaluate_metrics_aggr_fn(contents, self.weighted_by_key) if contents else None
+
+    def summary(self) -> None:
+        """Log the strategy's configuration."""
+        busy = self.max_in_flight or f"{self.fraction_train:.0%} of the nodes"
+        log.info("\t├──> Clients kept busy: %s", busy)
+        log.info("\t├──> Clock: %r", self.clock)
+        log.info("\t├──> Federated evaluation: %.0f%% of the nodes", 100 * self.fraction_evaluate)
+        settings = {k: v for k, v in vars(self.rule).items() if isinstance(v, int | float | str)}
+        listed = ", ".join(f"{key}={value}" for key, value in settings.items())
+        log.info("\t└──> %s(%s)", type(self.rule).__name__, listed)
+
+    # --- For the loop, and for strategies built on this one ------------------------------------
+
+    @property
+    def state(self) -> RunState:
+        """Where the run stands."""
+        if self._state is None:
+            raise RuntimeError(
+                "the strategy has no run yet: call start() or configure_train() first"
+            )
+        return self._state
+
+    @property
+    def concurrency(self) -> int:
+        """How many clients are to be kept busy now."""
+        if self.max_in_flight is not None:
+            return self.max_in_flight
+        return max(1, int(self.fraction_train * len(self.state.clients) + 1e-9))
+
+    def begin(self, arrays: ArrayRecord, node_ids: Iterable[int] = ()) -> None:
+        """Set up the state of a new run that starts from `arrays`."""
+        layout = Layout(arrays, self.trainable)
+        vector, integers = layout.read(arrays)
+        clients = Clients(self.seed)
+        for node_id in sorted(node_ids):
+            clients.join(node_id)
+        self._state = RunState(layout, clients, arrays, integers, models={0: vector})
+        self.rule.start(vector)
+
+    def emit(self, event: Event) -> None:
+        """Hand an event to all listeners."""
+        for listener in self.listeners:
+            listener(event)
+
+    def task_config(self, task: Task, config: ConfigRecord, server_round: int) -> ConfigRecord:
+        """Return the config of a train message: a function of the task and `config` alone."""
+        record = ConfigRecord(dict(config))
+        if isinstance(lr := record.get("lr"), float):
+            exponent = (
+                task.version
+                if self.lr_decay_per_upload is None
+                else task.uploads / self.lr_decay_per_upload
+            )
+            record["lr"] = lr * self.lr_decay**exponent
+        record["version"] = task.version
+        record["server-round"] = server_round
+        record["seed"] = derive(self.seed, "task", task.sequence)
+        return record
+
+    def extra_records(self, task: Task) -> dict[str, ArrayRecord]:  # noqa: ARG002
+        """Return further records for a train message; none, unless a method needs some."""
+        return {}
+
+    def read_reply(self, reply: Message) -> TrainReply:
+        """Check a reply to a train message; raises InvalidReplyError."""
+        return read_train_reply(
+            reply,
+            self.state.layout,
+            arrays_key=self.arrayrecord_key,
+            weight_key=self.weighted_by_key,
+        )
+
+    def confirm_sent(self, messages: Iterable[Message]) -> list[Task]:
+        """Note the ids that pushing gave to prepared messages; return their tasks."""
+        state = self.state
+        tasks = []
+        for message in messages:
+            # By node: whoever rebuilds messages on the way still sends one task to one node.
+            if (message_id := message.metadata.message_id) and (
+                found := state.prepared.pop(message.metadata.dst_node_id, None)
+            ):
+                task = found[0]
+                task.message_id = message_id
+                state.in_flight[message_id] = task
+                tasks.append(task)
+                self.emit(
+                    Dispatched(
+                        time=self.clock.now,
+                        sequence=task.sequence,
+                        client=task.client,
+                        node_id=task.node_id,
+                        version=task.version,
+                    )
+                )
+        return tasks
+
+    def reject(self, task: Task, reason: str) -> None:
+        """Give up a task: its client failed, its slot is free again."""
+        state = self.state
+        client = self._finish(task)
+        state.rejected += 1
+        state.rejected_in_a_row += 1
+        state.reasons[reason] += 1
+        client.failures += 1
+        event = Rejected(
+            time=self.clock.now,
+            sequence=task.sequence,
+            client=task.client,
+            node_id=task.node_id,
+            version=task.version,
+            reason=reason,
+        )
+        log.warning("Rejected: client %d (node %d): %s", task.client, task.node_id, reason)
+        self.emit(event)
+        if client.failures >= self.max_failures:
+            client.paused_until = self.clock.now + self.failure_pause
+            log.warning("Client %d failed %d times in a row: paused", task.client, client.failures)
+            self.emit(
+                Quarantined(
+                    time=self.clock.now,
+                    client=task.client,
+                    node_id=task.node_id,
+                    failures=client.failures,
+                    until=client.paused_until,
+                )
+            )
+
+    # --- Internals -----------------------------------------------------------------------------
+
+    def _evaluate_rank(self, version: int, node_id: int) -> int:
+        client = self.state.clients.by_node(node_id) if self._state else None
+        return derive(self.seed, "evaluate", version, client.index if client else node_id)
+
+    def _new_task(self, client: Client) -> Task:
+        state = self.state
+        due = None
+        if isinstance(self.clock, VirtualClock):
+            due = self.clock.now + self.clock.latency(client.index, state.sequence)
+        task = Task(state.sequence, client.index, client.node_id, state.version, state.uploads, due)
+        state.sequence += 1
+        state.clients.start_task(client)
+        return task
+
+    def _finish(self, task: Task) -> Client:
+        """Take the task out of flight and forget models nobody works on any more."""
+        state = self.state
+        state.in_flight.pop(task.message_id, None)
+        state.prepared.pop(task.node_id, None)
+        client = state.clients[task.client]
+        state.clients.end_task(client)
+        return client
+
+    def _forget_models(self) -> None:
+        state = self.state
+        used = {task.version for task in state.in_flight.values()} | {state.version}
+        used |= {task.version for task, _ in state.prepared.values()}
+        for version in state.models.keys() - used:
+            del state.models[version]
+
+    def _take(self, task: Task, reply: TrainReply) -> None:
+        """Give an accepted update to the rule, and take over the new model if it makes one."""
+        state = self.state
+        update = Update(
+            client=task.client,
+            delta=reply.delta,
+            squared_norm=reply.squared_norm,
+            num_examples=reply.num_examples,
+            version=task.version,
+            staleness=state.version - task.version,
+            start=state.models[task.version],
+            metrics=reply.metrics,
+        )
+        model = self.rule.add(update)
+        client = self._finish(task)
+        client.failures = 0
+        client.num_examples = reply.num_examples
+        state.rejected_in_a_row = 0
+        state.uploads += 1
+        state.integers = reply.integers
+        state.clients.waiting.add(task.client)
+        state.round_metrics.append(RecordDict({"metrics": _scalars(reply.metrics)}))
+        self.emit(
+            Uploaded(
+                time=self.clock.now,
+                sequence=task.sequence,
+                client=task.client,
+                node_id=task.node_id,
+                version=task.version,
+                staleness=update.staleness,
+                num_examples=update.num_examples,
+                squared_norm=update.squared_norm,
+                num_bytes=reply.num_bytes,
+                metrics=dict(_scalars(reply.metrics)),
+                report=self.rule.report,
+            )
+        )
+        if model is None:
+            return
+        state.version += 1
+        state.models[state.version] = model
+        state.arrays = state.layout.write(model, state.integers)
+        state.clients.waiting.clear()
+        self._forget_models()
+        self.emit(
+            Aggregated(
+                time=self.clock.now,
+                version=state.version,
+                uploads=state.uploads,
+                report=self.rule.version_report,
+            )
+        )
+
+
+def _scalars(metrics: MetricRecord) -> MetricRecord:
+    return MetricRecord({k: v for k, v in metrics.items() if not isinstance(v, list)})
+
+
+def _check_range(
+    name: str,
+    value: float | None,
+    *,
+    least: float = -math.inf,
+    above: float = -math.inf,
+    most: float = math.inf,
+) -> None:
+    """Refuse a value outside its range (None is always allowed)."""
+    if value is None:
+        return
+    if not (value >= least and value > above and value <= most) or value == math.inf:
+        bounds = [
+            f">= {least:g}" if least > -math.inf else "",
+            f"> {above:g}" if above > -math.inf else "",
+            f"<= {most:g}" if most < math.inf else "",
+        ]
+        allowed = " and ".join(bound for bound in bounds if bound)
+        raise ValueError(f"{name} is {value}, but must be a finite number {allowed}")

@@ -1,0 +1,1 @@
+"""The ServerApp: run config in, strategy, evaluation and files out."""

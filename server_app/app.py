@@ -1,0 +1,153 @@
+"""Flower's entry point on the server."""
+
+from __future__ import annotations
+
+import logging
+import platform
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from server_app.build import build_experiment
+from server_app.curve import draw_curve
+from server_app.progress import DAY, Progress, area_under_curve
+from server_app.run_dir import EventLog, RunDir, model_sha256
+from server_app.settings import Settings, SettingsError
+from task.hardware import set_threads
+from task.shards import warm_cache
+
+log = logging.getLogger("flwr")
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run what the run config describes."""
+    try:
+        settings = Settings.from_run_config(context.run_config)
+    except SettingsError as error:
+        # Whoever started the run looks for the reason in its folder.
+        if isinstance(path := context.run_config.get("run-dir"), str) and path:
+            RunDir(Path(path)).write_summary({"status": "failed", "error": str(error)})
+        raise
+    run_settings(grid, settings)
+
+
+def run_settings(grid: Grid, settings: Settings) -> dict[str, Any]:
+    """Run an experiment, write its folder and return its summary.
+
+    Parameters
+    ----------
+    grid : Grid
+        Where the nodes are.
+    settings : Settings
+        What to run.
+    """
+    default = RunDir.default_path(settings.strategy, settings.dataset)
+    run_dir = RunDir(Path(settings.run_dir) if settings.run_dir else default)
+    run_dir.write_config(settings.to_run_config())
+    progress = Progress(
+        settings.status_interval, settings.clock == "virtual", _share_done(settings)
+    )
+    summary: dict[str, Any] = {"status": "failed", "settings": settings.to_run_config()}
+    try:
+        set_threads(settings.threads)
+        warm_cache(
+            settings.dataset,
+            num_partitions=settings.num_clients,
+            partition=settings.partition,
+            alpha=settings.dirichlet_alpha,
+            test_fraction=settings.test_fraction,
+            seed=settings.seed,
+            data_dir=settings.data_dir,
+            cache_dir=settings.cache_dir,
+        )
+        with EventLog(run_dir.path / "events.jsonl") as event_log:
+            experiment = build_experiment(settings, [event_log, progress])
+            result = experiment.strategy.start(
+                grid=grid,
+                initial_arrays=experiment.initial_arrays,
+                num_rounds=settings.rounds,
+                timeout=settings.reply_timeout,
+                train_config=experiment.train_config,
+                evaluate_fn=experiment.evaluate_fn,
+            )
+        run_dir.write_model(result.arrays)
+        title = f"{settings.strategy} on {settings.dataset}, {settings.num_clients} clients"
+        picture = draw_curve(progress.curve, title=title, virtual=progress.virtual)
+        run_dir.write("curve.png", picture)
+        summary |= {"status": "completed", "model_sha256": model_sha256(result.arrays)}
+    except BaseException as error:
+        summary["error"] = f"{type(error).__name__}: {error}"
+        raise
+    finally:
+        summary |= _numbers(progress)
+        run_dir.write_summary(summary)
+    _log_summary(summary, run_dir.path)
+    return summary
+
+
+def _share_done(settings: Settings) -> Any:
+    """Return a function that tells how much of a run is done, by the limit that is nearest."""
+
+    def share(progress: Progress) -> float:
+        shares = [0.0]
+        if settings.num_server_rounds:
+            shares.append(progress.version / settings.num_server_rounds)
+        if settings.clock == "virtual" and settings.virtual_days:
+            shares.append(progress.time / (settings.virtual_days * DAY))
+        if settings.time_limit:
+            shares.append(progress.seconds / settings.time_limit)
+        return min(max(shares), 1.0)
+
+    return share
+
+
+def _numbers(progress: Progress) -> dict[str, Any]:
+    seconds = progress.seconds
+    area = area_under_curve(progress.curve)
+    return {
+        "end_reason": progress.end_reason,
+        "accuracy": progress.accuracy,
+        "best_accuracy": progress.best_accuracy,
+        "loss": progress.loss,
+        "area_under_curve": area / DAY if area is not None and progress.virtual else area,
+        "versions": progress.version,
+        "uploads": progress.uploads,
+        "rejected": progress.rejected,
+        "quarantines": progress.quarantines,
+        "time": progress.time,
+        "seconds": seconds,
+        "uploads_per_second": progress.uploads / seconds if seconds > 0 else None,
+        "bytes_up": progress.bytes_up,
+        "mean_kappa": progress.mean("kappa"),
+        "mean_staleness": progress.mean("staleness"),
+        "mean_effective_number": progress.mean("effective_number"),
+        "packages": {name: version(name) for name in ("flwr", "torch", "numpy")},
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+    }
+
+
+def _log_summary(summary: dict[str, Any], path: Path) -> None:
+    log.info("")
+    log.info("Done: %s", summary["end_reason"])
+    log.info(
+        "  accuracy  %.2f %% (best %.2f %%)",
+        *(100 * (summary[key] or 0.0) for key in ("accuracy", "best_accuracy")),
+    )
+    log.info(
+        "  versions  %d from %d uploads, %d rejected",
+        *(summary[key] for key in ("versions", "uploads", "rejected")),
+    )
+    log.info(
+        "  speed     %.1f uploads/s, %.0f s",
+        summary["uploads_per_second"] or 0.0,
+        summary["seconds"],
+    )
+    log.info("  model     sha256 %s", summary["model_sha256"])
+    log.info("  files     %s", path)

@@ -1,0 +1,181 @@
+"""From settings to the objects of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+from torch import nn
+
+from fedpsa_strategy import (
+    AsyncStrategy,
+    Calibration,
+    ConstantLatency,
+    FedBuff,
+    FedPSA,
+    LongTailLatency,
+    Probe,
+    Sketch,
+    UniformLatency,
+    VirtualClock,
+    WallClock,
+)
+from fedpsa_strategy.clock import Clock, Latency
+from fedpsa_strategy.events import Listener
+from fedpsa_strategy.probe import num_trainable
+from fedpsa_strategy.seeds import derive
+from server_app.progress import DAY
+from server_app.settings import Settings
+from task.datasets import DATASETS
+from task.hardware import resolve_device
+from task.models import make_model
+from task.shards import test_shard
+from task.training import evaluate
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What `strategy.start` needs."""
+
+    strategy: AsyncStrategy
+    initial_arrays: ArrayRecord
+    train_config: ConfigRecord
+    evaluate_fn: Callable[[int, ArrayRecord], MetricRecord]
+
+
+def build_experiment(settings: Settings, listeners: Sequence[Listener]) -> Experiment:
+    """Return the experiment that the settings describe."""
+    model = make_model(settings.dataset, derive(settings.seed, "model") % 2**32)
+    model.to(resolve_device(settings.device))
+    trainable = [name for name, item in model.named_parameters() if item.requires_grad]
+    common: dict[str, Any] = {
+        "fraction_train": settings.fraction_train,
+        "max_in_flight": settings.max_in_flight or None,
+        "fraction_evaluate": settings.fraction_evaluate,
+        "min_available_nodes": settings.min_nodes or settings.num_clients,
+        "trainable": trainable,
+        "clock": make_clock(settings),
+        "num_clients": settings.num_clients,
+        "seed": settings.seed,
+        "lr_decay": settings.lr_decay,
+        "lr_decay_per_upload": settings.buffer_size if settings.lr_decay_per == "upload" else None,
+        "deadline": settings.virtual_days * DAY or None if settings.clock == "virtual" else None,
+        "time_limit": settings.time_limit or None,
+        "target_accuracy": settings.target_accuracy or None,
+        "evaluate_every": settings.evaluate_every,
+        "evaluate_interval": settings.evaluate_interval or None,
+        "max_failures": settings.max_failures,
+        "failure_pause": settings.failure_pause,
+        "node_timeout": settings.node_timeout,
+        "listeners": listeners,
+    }
+    config: dict[str, Any] = {
+        "lr": settings.lr,
+        "local-epochs": settings.local_epochs,
+        "batch-size": settings.batch_size,
+    }
+    strategy: AsyncStrategy
+    if settings.strategy == "fedpsa":
+        probe = make_probe(settings, model)
+        config |= probe.config(settings.calibration_transport)
+        strategy = FedPSA(
+            sketch_fn=probe.sketch_fn(model),
+            buffer_size=settings.buffer_size,
+            queue_size=settings.queue_size,
+            gamma=settings.gamma,
+            delta=settings.delta,
+            thermometer=settings.thermometer,
+            calibration_arrays=(
+                probe.arrays() if settings.calibration_transport == "arrays" else None
+            ),
+            **common,
+        )
+    else:
+        strategy = FedBuff(
+            buffer_size=settings.buffer_size,
+            server_lr=settings.server_lr,
+            staleness_exponent=settings.staleness_exponent,
+            **common,
+        )
+    return Experiment(
+        strategy=strategy,
+        initial_arrays=ArrayRecord(model.state_dict()),
+        train_config=ConfigRecord(config),
+        evaluate_fn=make_evaluate_fn(settings, model),
+    )
+
+
+def make_clock(settings: Settings) -> Clock:
+    """Return the clock of a run."""
+    if settings.clock == "wall":
+        return WallClock()
+    common: dict[str, Any] = {"seed": settings.seed, "per": settings.latency_per}
+    latency: Latency
+    if settings.latency == "constant":
+        latency = ConstantLatency(value=float(settings.latency_max), **common)
+    else:
+        law = UniformLatency if settings.latency == "uniform" else LongTailLatency
+        latency = law(low=settings.latency_min, high=settings.latency_max, **common)
+    return VirtualClock(latency)
+
+
+def make_probe(settings: Settings, model: nn.Module) -> Probe:
+    """Return the probe with which server and clients sketch models."""
+    info = DATASETS[settings.dataset]
+    if settings.calibration == "gaussian":
+        return Probe.gaussian(
+            model,
+            info.shape,
+            num_classes=info.num_classes,
+            size=settings.calibration_size,
+            seed=settings.calibration_seed,
+            dim=settings.sketch_dim,
+            sketch_seed=settings.sketch_seed,
+            kind=settings.sketch_kind,
+            signal=settings.signal,
+        )
+    inputs, targets = real_batch(settings)
+    kind: Any = settings.sketch_kind
+    sketch = Sketch(num_trainable(model), settings.sketch_dim, settings.sketch_seed, kind)
+    return Probe(Calibration.real(inputs, targets), sketch, settings.signal)
+
+
+def real_batch(settings: Settings) -> tuple[Any, Any]:
+    """Return samples of the training distribution that the server holds.
+
+    They come from the test split: the server has no other data, and the batch is never trained on.
+    """
+    shard = test_shard(
+        settings.dataset,
+        test_fraction=settings.test_fraction,
+        seed=settings.seed,
+        data_dir=settings.data_dir,
+        cache_dir=settings.cache_dir,
+    )
+    generator = np.random.Generator(np.random.Philox(settings.calibration_seed))
+    chosen = generator.choice(len(shard), min(settings.calibration_size, len(shard)), replace=False)
+    return shard.x[chosen].numpy(), shard.y[chosen].numpy()
+
+
+def make_evaluate_fn(
+    settings: Settings, model: nn.Module
+) -> Callable[[int, ArrayRecord], MetricRecord]:
+    """Return centralised evaluation on the test split; `model` is used as a workspace."""
+    shard = test_shard(
+        settings.dataset,
+        test_fraction=settings.test_fraction,
+        seed=settings.seed,
+        data_dir=settings.data_dir,
+        cache_dir=settings.cache_dir,
+    )
+    device = resolve_device(settings.device)
+
+    def evaluate_arrays(version: int, arrays: ArrayRecord) -> MetricRecord:  # noqa: ARG001
+        model.load_state_dict(arrays.to_torch_state_dict())
+        loss, accuracy = evaluate(model, shard, device=device)
+        return MetricRecord({"loss": loss, "accuracy": accuracy})
+
+    return evaluate_arrays

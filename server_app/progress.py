@@ -1,0 +1,181 @@
+"""What a person sees of a run: a status line every few seconds, and the numbers behind it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from itertools import pairwise
+from statistics import fmean
+from typing import Any
+
+from fedpsa_strategy.events import (
+    Aggregated,
+    Evaluated,
+    Event,
+    Quarantined,
+    Rejected,
+    RunEnded,
+    RunStarted,
+    Uploaded,
+    Waiting,
+)
+
+log = logging.getLogger("flwr")
+
+DAY = 86_400
+_RECENT = 50  # uploads that the means of the status line cover
+
+
+class Progress:
+    """Listener that keeps count and logs a status line every few seconds.
+
+    Parameters
+    ----------
+    interval : float
+        Seconds between two status lines.
+    virtual : bool
+        Whether the run's time is virtual.
+    share_done : Callable[[Progress], float]
+        How much of the run is done, 0 to 1, for the time left; 0 if unknown.
+    monotonic : Callable[[], float] (default: time.monotonic)
+        Real time.
+    """
+
+    def __init__(
+        self,
+        interval: float,
+        virtual: bool,
+        share_done: Callable[[Progress], float],
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.interval = interval
+        self.virtual = virtual
+        self.share_done = share_done
+        self.monotonic = monotonic
+        self.time = 0.0
+        self.version = 0
+        self.uploads = 0
+        self.rejected = 0
+        self.quarantines = 0
+        self.accuracy: float | None = None
+        self.loss: float | None = None
+        self.best_accuracy: float | None = None
+        self.curve: list[tuple[float, float]] = []  # (time, accuracy)
+        self.temperature: float | None = None
+        self.bytes_up = 0
+        self.end_reason: str | None = None
+        self._kappas: deque[float] = deque(maxlen=_RECENT)
+        self._staleness: deque[int] = deque(maxlen=_RECENT)
+        self._sums: dict[str, tuple[float, int]] = {}
+        self._started = monotonic()
+        self._last_line = self._started
+
+    @property
+    def seconds(self) -> float:
+        """Real seconds since the first message to a client."""
+        return self.monotonic() - self._started
+
+    def mean(self, name: str) -> float | None:
+        """Return the mean of `kappa`, `staleness` or `effective_number` over the whole run."""
+        total, count = self._sums.get(name, (0.0, 0))
+        return total / count if count else None
+
+    def __call__(self, event: Event) -> None:
+        """Take note of an event."""
+        self.time = event.time
+        match event:
+            case RunStarted():
+                self._started = self.monotonic()
+                self.version = event.version
+                log.info(
+                    "%d clients, %d kept busy, %s parameters",
+                    event.num_clients,
+                    event.max_in_flight,
+                    f"{event.num_parameters:,}",
+                )
+            case Uploaded():
+                self._take_upload(event)
+            case Rejected():
+                self.rejected += 1
+            case Quarantined():
+                self.quarantines += 1
+            case Aggregated():
+                self.version = event.version
+                if (number := event.report.get("effective_number")) is not None:
+                    self._add("effective_number", number)
+            case Evaluated(where="server"):
+                self._take_evaluation(event)
+            case RunEnded():
+                self.end_reason = event.reason
+            case Waiting() if self.uploads == 0:
+                log.info("waiting: %s", event.reason)
+        if self.uploads and self.monotonic() - self._last_line >= self.interval:
+            self._last_line = self.monotonic()
+            log.info("%s", self.line())
+
+    def line(self) -> str:
+        """Return the status line."""
+        rate = self.uploads / self.seconds if self.seconds > 0 else 0.0
+        share = self.share_done(self)
+        left = _duration(self.seconds * (1 / share - 1)) if 0 < share <= 1 else "?"
+        moment = f"day {self.time / DAY:.3f}" if self.virtual else _duration(self.time)
+        parts = [
+            moment,
+            f"version {self.version}",
+            f"uploads {self.uploads}",
+            f"accuracy {_percent(self.accuracy)}",
+            f"temp {_number(self.temperature)}",
+            f"κ {_number(fmean(self._kappas) if self._kappas else None)}",
+            f"staleness {_number(fmean(self._staleness) if self._staleness else None)}",
+            f"rejected {self.rejected}",
+            f"{rate:.1f} uploads/s",
+            f"{left} left",
+        ]
+        return " | ".join(parts)
+
+    def _take_upload(self, event: Uploaded) -> None:
+        self.uploads += 1
+        self.bytes_up += event.num_bytes
+        self._staleness.append(event.staleness)
+        self._add("staleness", event.staleness)
+        if (kappa := event.report.get("kappa")) is not None:
+            self._kappas.append(kappa)
+            self._add("kappa", kappa)
+        self.temperature = event.report.get("temperature", self.temperature)
+
+    def _take_evaluation(self, event: Evaluated) -> None:
+        accuracy: Any = event.metrics.get("accuracy")
+        self.loss = event.metrics.get("loss")
+        if isinstance(accuracy, float):
+            self.accuracy = accuracy
+            self.best_accuracy = max(accuracy, self.best_accuracy or 0.0)
+            self.curve.append((event.time, accuracy))
+
+    def _add(self, name: str, value: float) -> None:
+        total, count = self._sums.get(name, (0.0, 0))
+        self._sums[name] = (total + value, count + 1)
+
+
+def area_under_curve(curve: list[tuple[float, float]]) -> float | None:
+    """Return the area under (time, accuracy) by the trapezoidal rule, in units of the time."""
+    if len(curve) < 2:
+        return None
+    return sum((t2 - t1) * (a1 + a2) / 2 for (t1, a1), (t2, a2) in pairwise(curve))
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.0f}s"
+    if seconds < 3600:
+        return f"{seconds / 60:.0f}min"
+    return f"{seconds / 3600:.1f}h"

@@ -1,0 +1,112 @@
+"""The folder of a run, and the only place that writes files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import tomli_w
+from flwr.app import ArrayRecord
+from safetensors.numpy import save
+
+from fedpsa_strategy.events import Event
+
+
+class RunDir:
+    """A run's folder; every file in it is written whole or not at all.
+
+    Parameters
+    ----------
+    path : Path
+        The folder; made if it does not exist. One that already holds a run is refused.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.mkdir(parents=True, exist_ok=True)
+        if (path / "events.jsonl").exists():
+            raise FileExistsError(f"run-dir {path} already holds a run: choose another folder")
+
+    @classmethod
+    def default_path(cls, strategy: str, dataset: str) -> Path:
+        """Return runs/<time>-<strategy>-<dataset> below the working directory."""
+        stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+        return Path.cwd() / "runs" / f"{stamp}-{strategy}-{dataset}"
+
+    def write(self, name: str, data: bytes) -> Path:
+        """Write a file under a temporary name and rename it."""
+        temporary = self.path / f".{name}.{os.getpid()}"
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(self.path / name)
+        return self.path / name
+
+    def write_config(self, run_config: Mapping[str, Any]) -> None:
+        """Write all effective settings, in the form `flwr run --run-config` takes."""
+        self.write("config.toml", tomli_w.dumps(dict(run_config)).encode())
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Write the summary as JSON."""
+        self.write("summary.json", (json.dumps(_plain(summary), indent=2) + "\n").encode())
+
+    def write_model(self, arrays: ArrayRecord) -> None:
+        """Write the final model."""
+        self.write("model.safetensors", save({k: array.numpy() for k, array in arrays.items()}))
+
+
+class EventLog:
+    """Listener that appends every event as a line of JSON, each by a single write.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("ab", buffering=0)
+
+    def __call__(self, event: Event) -> None:
+        """Append the event."""
+        self._file.write(json.dumps(_plain(event.to_dict())).encode() + b"\n")
+
+    def __enter__(self) -> EventLog:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._file.close()
+
+
+def model_sha256(arrays: ArrayRecord) -> str:
+    """Return the hash of a model: names, dtypes, shapes and bytes, in order of the names."""
+    digest = hashlib.sha256()
+    for key in sorted(arrays):
+        values = arrays[key].numpy()
+        digest.update(f"{key} {values.dtype.str} {values.shape}\n".encode())
+        digest.update(values.tobytes())
+    return digest.hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    """Replace what JSON has no word for: NaN and infinities become null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value

@@ -1,0 +1,259 @@
+"""The run config, checked before anything happens.
+
+Every setting is declared once, here, with its default, its range and what it means;
+`pyproject.toml` repeats the defaults for Flower, and a test holds the two together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+
+class SettingsError(ValueError):
+    """A setting that cannot be used; the text names it, its value and what is allowed."""
+
+
+def _setting(
+    default: Any,
+    meaning: str,
+    *,
+    choices: tuple[str, ...] | None = None,
+    least: float | None = None,
+    above: float | None = None,
+    most: float | None = None,
+) -> Any:
+    limits = {"choices": choices, "least": least, "above": above, "most": most}
+    return field(default=default, metadata={"meaning": meaning, **limits})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All settings of a run; the run-config key is the field's name with dashes."""
+
+    # What is trained
+    strategy: str = _setting("fedpsa", "aggregation method", choices=("fedpsa", "fedbuff"))
+    dataset: str = _setting(
+        "digits", "what is learned", choices=("digits", "mnist", "fmnist", "cifar10", "cifar100")
+    )
+    num_clients: int = _setting(
+        50, "clients; with the virtual clock exactly so many nodes must take part", least=1
+    )
+    partition: str = _setting(
+        "client-dirichlet",
+        "how data is split: equal sizes with a Dirichlet class mixture per client, the textbook's "
+        "Dirichlet per class, or evenly",
+        choices=("client-dirichlet", "class-dirichlet", "iid"),
+    )
+    dirichlet_alpha: float = _setting(
+        0.5, "concentration of the Dirichlet partition; smaller is more skewed", above=0
+    )
+    test_fraction: float = _setting(
+        0.1, "share of all samples that the server tests on", above=0, most=0.5
+    )
+    seed: int = _setting(0, "seed of everything random in a run", least=0, most=2**63 - 1)
+
+    # Local training
+    lr: float = _setting(0.01, "learning rate of the clients' SGD", above=0)
+    lr_decay: float = _setting(0.999, "factor of the learning rate per version", above=0, most=1)
+    lr_decay_per: str = _setting(
+        "version",
+        "what the decay counts: versions, or uploads / buffer-size (the fair comparison of methods "
+        "that make a version of every upload)",
+        choices=("version", "upload"),
+    )
+    local_epochs: int = _setting(5, "epochs of local training per task", least=1)
+    batch_size: int = _setting(64, "samples per local step", least=1)
+    step: str = _setting(
+        "eager", "training step: eager, or compiled by torch.compile", choices=("eager", "compiled")
+    )
+    device: str = _setting("auto", "auto (CUDA where there is one), cpu, cuda, cuda:N")
+    threads: int = _setting(1, "CPU threads of each process", least=1)
+
+    # Who works when
+    fraction_train: float = _setting(0.2, "share of the nodes kept busy", above=0, most=1)
+    max_in_flight: int = _setting(0, "number of nodes kept busy instead; 0: the share", least=0)
+    fraction_evaluate: float = _setting(
+        0.0,
+        "share of the nodes that evaluates each evaluated version on its own data",
+        least=0,
+        most=1,
+    )
+    clock: str = _setting("virtual", "simulated or real time", choices=("virtual", "wall"))
+    latency: str = _setting(
+        "uniform",
+        "law of the simulated response times",
+        choices=("uniform", "long-tail", "constant"),
+    )
+    latency_min: int = _setting(10, "shortest response time in virtual units", least=1)
+    latency_max: int = _setting(500, "longest response time in virtual units", least=1)
+    latency_per: str = _setting(
+        "client", "drawn once per client, or anew per task", choices=("client", "task")
+    )
+
+    # When it ends, and what is looked at on the way
+    num_server_rounds: int = _setting(0, "stop after so many versions; 0: no such limit", least=0)
+    virtual_days: float = _setting(
+        10.0, "stop after so many virtual days of 86,400 units; 0: no such limit", least=0
+    )
+    time_limit: float = _setting(0.0, "stop after so many real seconds; 0: no such limit", least=0)
+    target_accuracy: float = _setting(
+        0.0, "stop at this test accuracy; 0: no such limit", least=0, most=1
+    )
+    evaluate_every: int = _setting(10, "test every so many versions", least=1)
+    evaluate_interval: float = _setting(
+        0.0, "test every so many units of the clock instead; 0: by versions", least=0
+    )
+
+    # FedPSA and FedBuff
+    buffer_size: int = _setting(5, "L_s (FedPSA), K (FedBuff): uploads per version", least=1)
+    queue_size: int = _setting(50, "L_q: length of the thermometer's queue", least=1)
+    gamma: float = _setting(5.0, "γ: weight of the update norms in the temperature", least=0)
+    delta: float = _setting(0.5, "δ: floor of the temperature", least=0)
+    thermometer: bool = _setting(True, "false: the ablation with constant temperature 1")
+    signal: str = _setting(
+        "sensitivity",
+        "what is sketched: sensitivities, or raw parameters (ablation)",
+        choices=("sensitivity", "parameters"),
+    )
+    sketch_dim: int = _setting(16, "k: length of the sketch", least=1, most=1024)
+    sketch_kind: str = _setting(
+        "rademacher", "law of the projection", choices=("rademacher", "gaussian")
+    )
+    sketch_seed: int = _setting(0, "seed of the projection", least=0, most=2**63 - 1)
+    calibration: str = _setting(
+        "gaussian",
+        "calibration batch: Gaussian noise, or samples of the training distribution",
+        choices=("gaussian", "real"),
+    )
+    calibration_size: int = _setting(64, "samples in the calibration batch", least=16, most=512)
+    calibration_seed: int = _setting(0, "seed of the calibration batch", least=0, most=2**63 - 1)
+    calibration_transport: str = _setting(
+        "seed",
+        "nodes draw the batch from its seed, or get it sent once (always so for real batches)",
+        choices=("seed", "arrays"),
+    )
+    server_lr: float = _setting(1.0, "FedBuff: factor of the aggregated step", above=0)
+    staleness_exponent: float = _setting(
+        0.5, "FedBuff: a in the staleness factor (1+τ)^-a; 0 is the uniform buffer", least=0
+    )
+
+    # Nodes that fail
+    min_nodes: int = _setting(
+        0, "wall clock: wait for so many nodes before starting; 0: num-clients", least=0
+    )
+    node_timeout: float = _setting(120.0, "seconds to wait for nodes before giving up", above=0)
+    reply_timeout: float = _setting(
+        3600.0, "seconds after which a client's reply is no longer waited for", above=0
+    )
+    max_failures: int = _setting(
+        3, "failures in a row after which a node is left out for a while", least=1
+    )
+    failure_pause: float = _setting(
+        600.0, "for how long it is left out, in units of the clock", above=0
+    )
+
+    # Places
+    run_dir: str = _setting(
+        "", "absolute path of the run's folder; empty: runs/<time>-<strategy>-<dataset>"
+    )
+    data_dir: str = _setting("", "where dataset files are; empty: the user's cache folder")
+    cache_dir: str = _setting("", "where prepared arrays are kept; empty: the user's cache folder")
+    status_interval: float = _setting(3.0, "seconds between status lines", above=0)
+
+    @classmethod
+    def from_run_config(cls, run_config: Mapping[str, Any]) -> Settings:
+        """Return the settings of a run config.
+
+        Raises
+        ------
+        SettingsError
+            For an unknown key, a value of the wrong type or out of range, or settings that do not
+            fit together.
+        """
+        known = {key_of(item.name): item for item in fields(cls)}
+        values = {}
+        for key, value in run_config.items():
+            if key not in known:
+                raise SettingsError(f"unknown setting {key!r}; known are: {', '.join(known)}")
+            values[known[key].name] = _checked(key, value, known[key])
+        settings = cls(**values)
+        settings._check_combinations()
+        return settings
+
+    def to_run_config(self) -> dict[str, Any]:
+        """Return all settings with their run-config keys."""
+        return {key_of(name): value for name, value in asdict(self).items()}
+
+    @property
+    def rounds(self) -> int:
+        """The largest number of versions, as Flower wants it."""
+        return self.num_server_rounds or 2**31 - 1
+
+    def _check_combinations(self) -> None:
+        if self.latency_min > self.latency_max:
+            raise SettingsError(
+                f"latency-min={self.latency_min} is above latency-max={self.latency_max}"
+            )
+        if self.gamma + self.delta == 0:
+            raise SettingsError("gamma=0 and delta=0 make the temperature 0: raise one of them")
+        if self.max_in_flight > self.num_clients:
+            raise SettingsError(
+                f"max-in-flight={self.max_in_flight} is above num-clients={self.num_clients}"
+            )
+        if self.min_nodes > self.num_clients:
+            raise SettingsError(
+                f"min-nodes={self.min_nodes} is above num-clients={self.num_clients}"
+            )
+        if self.calibration == "real" and self.calibration_transport == "seed":
+            raise SettingsError(
+                "calibration='real' cannot be drawn from a seed: set calibration-transport='arrays'"
+            )
+        bounded = self.num_server_rounds or self.time_limit or self.target_accuracy
+        if not (bounded or (self.clock == "virtual" and self.virtual_days)):
+            raise SettingsError(
+                "the run would never end: set num-server-rounds, time-limit, target-accuracy or, "
+                "with the virtual clock, virtual-days"
+            )
+
+
+def key_of(name: str) -> str:
+    """Return the run-config key of a field."""
+    return name.replace("_", "-")
+
+
+def describe_range(metadata: Mapping[str, Any]) -> str:
+    """Return what a setting allows, in words."""
+    if metadata["choices"]:
+        return "one of " + ", ".join(repr(choice) for choice in metadata["choices"])
+    parts = [
+        f"at least {metadata['least']:g}" if metadata["least"] is not None else "",
+        f"above {metadata['above']:g}" if metadata["above"] is not None else "",
+        f"at most {metadata['most']:g}" if metadata["most"] is not None else "",
+    ]
+    return " and ".join(part for part in parts if part) or "any"
+
+
+def _checked(key: str, value: Any, item: Any) -> Any:
+    """Return the value as the setting's type, if it is allowed."""
+    kind = type(item.default)
+    if kind is float and type(value) is int:
+        value = float(value)
+    if type(value) is not kind:
+        raise SettingsError(
+            f"{key}={value!r} is a {type(value).__name__}, but must be a {kind.__name__} "
+            f"({describe_range(item.metadata)})"
+        )
+    metadata = item.metadata
+    allowed = (
+        (metadata["choices"] is None or value in metadata["choices"])
+        and (kind is not float or math.isfinite(value))
+        and (metadata["least"] is None or value >= metadata["least"])
+        and (metadata["above"] is None or value > metadata["above"])
+        and (metadata["most"] is None or value <= metadata["most"])
+    )
+    if not allowed:
+        raise SettingsError(f"{key}={value!r} is not allowed: {describe_range(metadata)}")
+    return value

@@ -1,0 +1,18 @@
+"""What all tests share."""
+
+import os
+
+import pytest
+
+# Before anything imports Flower or Ray: nothing leaves this machine.
+os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+
+
+@pytest.fixture(autouse=True)
+def flower_identity():
+    """Give this process the identity that Flower needs to create messages."""
+    from flwr.supercore.task_identity import TaskIdentity
+
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1

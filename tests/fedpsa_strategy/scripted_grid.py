@@ -1,0 +1,130 @@
+"""A grid whose nodes do what a script says, in time that the test controls."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable
+
+import numpy as np
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    Error,
+    Message,
+    MessageType,
+    MetricRecord,
+    RecordDict,
+)
+from flwr.serverapp import Grid
+
+Behaviour = Callable[[Message], RecordDict | Error | None]
+
+
+class FakeTime:
+    """Real time as the loop sees it: sleeping makes it pass."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class ScriptedGrid(Grid):
+    """Nodes answer with `behaviour(message)` after `delay(message)` seconds of fake time."""
+
+    def __init__(
+        self,
+        num_nodes: int,
+        behaviour: Behaviour,
+        *,
+        time: FakeTime | None = None,
+        delay: Callable[[Message], float] = lambda message: 0.01,
+        partition_of: Callable[[int], int | None] | None = None,
+    ) -> None:
+        self.time = time or FakeTime()
+        self.nodes = [1000 + 7 * ((num_nodes - i) % num_nodes) for i in range(num_nodes)]
+        self.behaviour = behaviour
+        self.delay = delay
+        self.partition_of = partition_of or (lambda node: sorted(self.nodes).index(node))
+        self.ids = itertools.count()
+        self.pending: dict[str, tuple[float, Message]] = {}
+        self.sent: list[Message] = []
+        self.outstanding_train = 0
+        self.most_outstanding = 0
+        self.refuse_push: Callable[[Message], bool] = lambda message: False
+
+    def set_run(self, run) -> None: ...
+
+    @property
+    def run(self):
+        raise NotImplementedError
+
+    def create_message(self, *args, **kwargs):
+        raise NotImplementedError
+
+    def send_and_receive(self, messages, *, timeout=None):
+        raise NotImplementedError("an asynchronous strategy must not wait for everybody")
+
+    def get_node_ids(self) -> Iterable[int]:
+        return list(self.nodes)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        accepted = []
+        for message in messages:
+            message.metadata.__dict__["_message_id"] = f"m{next(self.ids)}"
+            self.sent.append(message)
+            if self.refuse_push(message):
+                continue
+            accepted.append(message.metadata.message_id)
+            self.pending[message.metadata.message_id] = (
+                self.time.now + self.delay(message),
+                message,
+            )
+            if message.metadata.message_type == MessageType.TRAIN:
+                self.outstanding_train += 1
+                self.most_outstanding = max(self.most_outstanding, self.outstanding_train)
+        return accepted
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        replies = []
+        for message_id in message_ids:
+            if message_id not in self.pending or self.pending[message_id][0] > self.time.now:
+                continue
+            message = self.pending.pop(message_id)[1]
+            if message.metadata.message_type == MessageType.TRAIN:
+                self.outstanding_train -= 1
+            if message.metadata.message_type == MessageType.QUERY:
+                answer = self._about(message.metadata.dst_node_id)
+            else:
+                answer = self.behaviour(message)
+            if answer is not None:
+                replies.append(Message(answer, reply_to=message))
+        return replies
+
+    def _about(self, node: int) -> RecordDict | Error | None:
+        partition = self.partition_of(node)
+        if partition is None:
+            return Error(code=2, reason="no query function")
+        metrics = MetricRecord({"partition-id": partition, "num-examples": 10})
+        return RecordDict({"metrics": metrics})
+
+    def partition(self, message: Message) -> int:
+        return sorted(self.nodes).index(message.metadata.dst_node_id)
+
+
+def model_arrays(values=(0.0, 0.0), dtype=np.float32, **more) -> ArrayRecord:
+    arrays = {"w": Array(np.asarray(values, dtype))}
+    return ArrayRecord(arrays | {key: Array(np.asarray(value)) for key, value in more.items()})
+
+
+def update(
+    values=(1.0, 1.0), *, num_examples=10, dtype=np.float32, sketch=(1.0, 0.0), **more
+) -> RecordDict:
+    metrics = MetricRecord({"num-examples": num_examples, "train-loss": 0.5})
+    if sketch is not None:
+        metrics["sketch"] = [float(value) for value in sketch]
+    return RecordDict({"arrays": model_arrays(values, dtype, **more), "metrics": metrics})

@@ -1,0 +1,651 @@
+"""The loop against a scripted grid: who is busy, what is stale, what is refused, when it ends."""
+
+import math
+import re
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, MessageType, MetricRecord, RecordDict
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scripted_grid import FakeTime, ScriptedGrid, model_arrays, update
+
+from fedpsa_strategy import (
+    ConstantLatency,
+    FedBuff,
+    FedPSA,
+    UniformLatency,
+    VirtualClock,
+    WallClock,
+)
+from fedpsa_strategy.errors import AllClientsFailedError, DivergedError, NodesMissingError
+from fedpsa_strategy.loop import AsyncLoop
+
+
+def run(
+    strategy, grid, *, num_versions=4, arrays=None, evaluate_fn=None, timeout=100.0, config=None
+):
+    """Run a strategy on a scripted grid in fake time; return Flower's result."""
+    if not strategy.clock.virtual:
+        strategy.clock = WallClock(grid.time.monotonic)
+    strategy.begin(arrays if arrays is not None else model_arrays())
+    return AsyncLoop(
+        strategy,
+        grid,
+        num_versions=num_versions,
+        timeout=timeout,
+        train_config=ConfigRecord(config or {}),
+        evaluate_config=ConfigRecord(),
+        evaluate_fn=evaluate_fn,
+        monotonic=grid.time.monotonic,
+        sleep=grid.time.sleep,
+    ).run()
+
+
+class Recorder(list):
+    def __call__(self, event):
+        self.append(event)
+
+    def of(self, kind):
+        return [event for event in self if event.kind == kind]
+
+
+def virtual(num_clients, latency=None, **kwargs):
+    return {
+        "clock": VirtualClock(latency or UniformLatency(seed=1)),
+        "num_clients": num_clients,
+        **kwargs,
+    }
+
+
+# --- Concurrency and staleness -----------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    num_nodes=st.integers(1, 12),
+    limit=st.integers(1, 8),
+    delays=st.lists(st.floats(0.001, 5.0), min_size=1, max_size=20),
+    is_virtual=st.booleans(),
+)
+def test_concurrency_is_used_and_never_exceeded(num_nodes, limit, delays, is_virtual):
+    grid = ScriptedGrid(
+        num_nodes,
+        lambda message: update(),
+        delay=lambda message: delays[int(message.metadata.message_id[1:]) % len(delays)],
+    )
+    recorder = Recorder()
+    clock = virtual(num_nodes) if is_virtual else {}
+    strategy = FedBuff(buffer_size=2, max_in_flight=limit, listeners=[recorder], **clock)
+    run(strategy, grid, num_versions=6)
+    assert grid.most_outstanding == min(limit, num_nodes)
+    assert strategy.state.version == 6
+    assert strategy.state.uploads == 12
+
+
+def test_staleness_is_the_version_now_minus_the_version_dispatched():
+    """Node 0 is slow: it gets version 0 and answers when others have made several versions."""
+    grid = ScriptedGrid(
+        3,
+        lambda message: update(),
+        delay=lambda message: 50.0 if message.metadata.dst_node_id == min(grid.nodes) else 1.0,
+    )
+    recorder = Recorder()
+    strategy = FedBuff(buffer_size=1, max_in_flight=3, listeners=[recorder])
+    run(strategy, grid, num_versions=120)
+    dispatched = {event.sequence: event.version for event in recorder.of("dispatch")}
+    version, stalest = 0, 0
+    for event in recorder:
+        if event.kind == "upload":
+            assert event.version == dispatched[event.sequence]
+            assert event.staleness == version - dispatched[event.sequence]
+            stalest = max(stalest, event.staleness)
+        elif event.kind == "aggregate":
+            version += 1
+            assert event.version == version
+    assert stalest > 50
+
+
+def test_rule_sees_staleness_by_hand():
+    """Two clients, constant latencies 1 and 3 by client: the slow one is 3 versions behind."""
+
+    class ByClient(ConstantLatency):
+        def __call__(self, client, sequence):
+            return [1.0, 3.5][client]
+
+    recorder = Recorder()
+    grid = ScriptedGrid(2, lambda message: update())
+    strategy = FedBuff(
+        buffer_size=1, max_in_flight=2, listeners=[recorder], **virtual(2, ByClient())
+    )
+    run(strategy, grid, num_versions=5)
+    # t = 1, 2, 3: client 0; t = 3.5: client 1 (dispatched at version 0); t = 4: client 0.
+    assert [(e.time, e.client, e.staleness) for e in recorder.of("upload")] == [
+        (1.0, 0, 0),
+        (2.0, 0, 0),
+        (3.0, 0, 0),
+        (3.5, 1, 3),
+        (4.0, 0, 1),
+    ]
+
+
+@settings(deadline=None, max_examples=25)
+@given(delays=st.lists(st.floats(0.001, 9.0), min_size=1, max_size=30), seed=st.integers(0, 99))
+def test_virtual_order_does_not_depend_on_the_order_of_arrival(delays, seed):
+    def go(delay):
+        grid = ScriptedGrid(
+            8, lambda m: update([m.content["config"]["seed"] % 1000, 1.0]), delay=delay
+        )
+        recorder = Recorder()
+        strategy = FedBuff(
+            buffer_size=3, max_in_flight=4, seed=seed, listeners=[recorder], **virtual(8)
+        )
+        result = run(strategy, grid, num_versions=5)
+        uploads = [(e.time, e.client, e.sequence, e.staleness) for e in recorder.of("upload")]
+        return uploads, result.arrays["w"].numpy().tobytes()
+
+    scrambled = go(lambda message: delays[int(message.metadata.message_id[1:]) % len(delays)])
+    assert scrambled == go(lambda message: 0.01)
+    times = [upload[0] for upload in scrambled[0]]
+    assert times == sorted(times)
+
+
+def test_ties_in_virtual_time_are_broken_by_dispatch_order():
+    recorder = Recorder()
+    grid = ScriptedGrid(
+        6, lambda m: update(), delay=lambda m: 9.0 - int(m.metadata.message_id[1:]) % 7
+    )
+    strategy = FedBuff(
+        buffer_size=4,
+        max_in_flight=4,
+        listeners=[recorder],
+        **virtual(6, ConstantLatency(value=2.0)),
+    )
+    run(strategy, grid, num_versions=3)
+    sequences = [event.sequence for event in recorder.of("upload")]
+    assert sequences == sorted(sequences)
+
+
+def test_clients_in_the_buffer_are_left_out_while_there_are_others():
+    recorder = Recorder()
+    grid = ScriptedGrid(6, lambda message: update())
+    strategy = FedBuff(buffer_size=5, max_in_flight=1, listeners=[recorder], **virtual(6))
+    run(strategy, grid, num_versions=20)
+    clients = [event.client for event in recorder.of("upload")]
+    # One at a time: the five uploads of a version come from five different clients.
+    assert all(len(set(clients[i : i + 5])) == 5 for i in range(0, 100, 5))
+
+
+def test_sampling_is_uniform():
+    recorder = Recorder()
+    grid = ScriptedGrid(5, lambda message: update())
+    strategy = FedBuff(buffer_size=1, max_in_flight=1, listeners=[recorder], **virtual(5))
+    run(strategy, grid, num_versions=2000)
+    clients = [event.client for event in recorder.of("upload")]
+    for client in range(5):
+        assert clients.count(client) == pytest.approx(400, abs=72)  # 4 standard deviations
+
+
+# --- Bad input ---------------------------------------------------------------------------------
+
+BAD_REPLIES = {
+    "error": (lambda: Error(code=2, reason="it broke: out of memory"), "out of memory"),
+    "no arrays": (lambda: RecordDict({"metrics": update()["metrics"]}), "lacks ArrayRecord"),
+    "no metrics": (lambda: RecordDict({"arrays": model_arrays()}), "0 MetricRecords"),
+    "wrong keys": (
+        lambda: RecordDict(
+            {
+                "arrays": ArrayRecord({"v": Array(np.zeros(2, np.float32))}),
+                "metrics": update()["metrics"],
+            }
+        ),
+        "missing \\['w'\\], unknown \\['v'\\]",
+    ),
+    "wrong shape": (lambda: update([1.0, 2.0, 3.0]), "shape \\(3,\\), not \\(2,\\)"),
+    "wrong dtype": (lambda: update(dtype=np.float64), "dtype float64, not float32"),
+    "nan": (lambda: update([math.nan, 0.0]), "NaN, Inf"),
+    "inf": (lambda: update([0.0, -math.inf]), "NaN, Inf"),
+    "both infinities": (lambda: update([math.inf, -math.inf]), "NaN, Inf"),
+    "no examples": (lambda: update(num_examples=0), "num-examples"),
+    "negative examples": (lambda: update(num_examples=-5), "num-examples"),
+    "nan metric": (
+        lambda: RecordDict(
+            {
+                "arrays": model_arrays(),
+                "metrics": MetricRecord({"num-examples": 1, "train-loss": math.nan}),
+            }
+        ),
+        "train-loss",
+    ),
+    "no sketch": (lambda: update(sketch=None), "sketch"),
+    "short sketch": (lambda: update(sketch=[1.0]), "1 numbers, need a list of 2"),
+    "nan sketch": (lambda: update(sketch=[math.nan, 1.0]), "sketch"),
+    "forged bytes": (
+        lambda: RecordDict(
+            {
+                "arrays": ArrayRecord({"w": Array("float32", (2,), "numpy.ndarray", b"x" * 136)}),
+                "metrics": update()["metrics"],
+            }
+        ),
+        "NumPy's format",
+    ),
+    "short bytes": (
+        lambda: RecordDict(
+            {
+                "arrays": ArrayRecord({"w": Array("float32", (2,), "numpy.ndarray", b"")}),
+                "metrics": update()["metrics"],
+            }
+        ),
+        "0 bytes for 8 bytes",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD_REPLIES)
+def test_a_bad_reply_is_refused_and_never_touches_the_model(name):
+    make, reason = BAD_REPLIES[name]
+    bad = 1
+
+    def behaviour(message):
+        return make() if grid.partition(message) == bad else update([1.0, 1.0])
+
+    grid = ScriptedGrid(4, behaviour)
+    recorder = Recorder()
+    strategy = FedPSA(
+        sketch_fn=lambda arrays: [1.0, 0.0],
+        buffer_size=2,
+        max_in_flight=2,
+        max_failures=2,
+        listeners=[recorder],
+        **virtual(4),
+    )
+    result = run(strategy, grid, num_versions=10)
+    rejections = recorder.of("reject")
+    assert rejections
+    assert all(event.client == bad for event in rejections)
+
+    assert all(re.search(reason, event.reason) for event in rejections)
+    assert bad not in {event.client for event in recorder.of("upload")}
+    # Twenty good updates of 1 in ten versions of two, equally weighted: the model is exactly 10.
+    assert result.arrays["w"].numpy().tolist() == [10.0, 10.0]
+    assert recorder.of("quarantine")[0].client == bad
+    assert len(rejections) < len(recorder.of("dispatch"))
+
+
+def test_a_paused_client_comes_back_and_one_success_clears_its_record():
+    calls = []
+
+    def behaviour(message):
+        if grid.partition(message) == 0:
+            calls.append(message)
+            if len(calls) <= 2:
+                return Error(code=2, reason="flaky")
+        return update()
+
+    grid = ScriptedGrid(3, behaviour)
+    recorder = Recorder()
+    strategy = FedBuff(
+        buffer_size=1,
+        max_in_flight=1,
+        max_failures=2,
+        failure_pause=50.0,
+        listeners=[recorder],
+        **virtual(3, ConstantLatency(value=1.0)),
+    )
+    run(strategy, grid, num_versions=200)
+    (quarantine,) = recorder.of("quarantine")
+    dispatches = [event.time for event in recorder.of("dispatch") if event.client == 0]
+    assert not [t for t in dispatches if quarantine.time < t < quarantine.until]
+    assert max(dispatches) >= quarantine.until
+    assert strategy.state.clients[0].failures == 0
+
+
+def test_all_clients_failing_ends_with_the_reasons():
+    grid = ScriptedGrid(4, lambda message: Error(code=2, reason="ValueError: no such dataset"))
+    with pytest.raises(AllClientsFailedError, match="no such dataset"):
+        run(FedBuff(max_in_flight=2, **virtual(4)), grid)
+    grid = ScriptedGrid(4, lambda message: Error(code=2, reason="ValueError: no such dataset"))
+    with pytest.raises(AllClientsFailedError, match="no such dataset"):
+        run(FedBuff(max_in_flight=2), grid)
+
+
+def test_a_reply_that_never_comes_is_given_up_and_its_slot_used_again():
+    grid = ScriptedGrid(
+        3,
+        lambda m: update(),
+        delay=lambda m: 1e9 if grid.partition(m) == 0 and in_train(m) else 0.1,
+    )
+    recorder = Recorder()
+    strategy = FedBuff(buffer_size=1, max_in_flight=2, listeners=[recorder], failure_pause=1e6)
+    run(strategy, grid, num_versions=500, timeout=5.0)
+    assert {event.reason for event in recorder.of("reject")} == {"no reply within 5 s"}
+    assert {event.client for event in recorder.of("reject")} == {0}
+
+
+def in_train(message):
+    return message.metadata.message_type == MessageType.TRAIN
+
+
+def test_a_message_that_cannot_be_pushed_frees_its_slot():
+    grid = ScriptedGrid(3, lambda message: update())
+    grid.refuse_push = lambda message: in_train(message) and grid.partition(message) == 2
+    recorder = Recorder()
+    strategy = FedBuff(buffer_size=1, max_in_flight=2, listeners=[recorder], **virtual(3))
+    run(strategy, grid, num_versions=30)
+    assert {event.client for event in recorder.of("reject")} == {2}
+
+
+def test_replies_to_unknown_or_consumed_messages_are_refused():
+    recorder = Recorder()
+    grid = ScriptedGrid(2, lambda message: update())
+    strategy = FedBuff(buffer_size=1, max_in_flight=1, listeners=[recorder])
+    arrays = model_arrays()
+    messages = list(strategy.configure_train(1, arrays, ConfigRecord(), grid))
+    ids = grid.push_messages(messages)
+    grid.time.sleep(1)
+    replies = list(grid.pull_messages(ids))
+    new, metrics = strategy.aggregate_train(1, replies)
+    assert new["w"].numpy().tolist() == [1.0, 1.0]
+    assert metrics["train-loss"] == 0.5
+    assert strategy.aggregate_train(2, replies) == (None, None)
+    assert "already consumed" in recorder.of("reject")[0].reason
+    assert strategy.state.uploads == 1
+
+
+def test_replies_after_the_end_change_nothing():
+    grid = ScriptedGrid(4, lambda message: update())
+    grid.delay = lambda message: 1.0 + grid.partition(message)
+    strategy = FedBuff(buffer_size=1, max_in_flight=4)
+    result = run(strategy, grid, num_versions=1)
+    grid.time.sleep(10)
+    late = list(grid.pull_messages(list(grid.pending)))
+    assert len(late) == 3
+    assert result.arrays["w"].numpy().tolist() == [1.0, 1.0]
+    assert strategy.state.version == 1
+
+
+# --- Nodes -------------------------------------------------------------------------------------
+
+
+def test_nodes_join_and_leave_with_the_wall_clock():
+    def behaviour(message):
+        if len(grid.sent) > 60 and 5000 not in grid.nodes:
+            grid.nodes.append(5000)
+            gone.append(grid.nodes.pop(0))
+        return update()
+
+    gone = []
+    grid = ScriptedGrid(3, behaviour, delay=lambda message: 1.0)
+    recorder = Recorder()
+    strategy = FedBuff(buffer_size=1, max_in_flight=2, listeners=[recorder])
+    run(strategy, grid, num_versions=200)
+    assert [event.node_id for event in recorder.of("leave")] == gone
+    assert [event.node_id for event in recorder.of("join")][3:] == [5000]
+    last = [event.node_id for event in recorder.of("dispatch")][-20:]
+    assert 5000 in last
+    assert gone[0] not in last
+
+
+def test_nodes_are_ordered_by_partition_and_not_by_node_id():
+    grid = ScriptedGrid(5, lambda message: update())
+    grid.partition_of = lambda node: 4 - sorted(grid.nodes).index(node)
+    recorder = Recorder()
+    run(FedBuff(listeners=[recorder], **virtual(5)), grid, num_versions=1)
+    joined = recorder.of("join")
+    assert [event.partition for event in joined] == [0, 1, 2, 3, 4]
+    assert [event.client for event in joined] == [0, 1, 2, 3, 4]
+    assert [event.node_id for event in joined] == sorted(grid.nodes, reverse=True)
+
+
+def test_with_the_virtual_clock_a_wrong_number_of_nodes_is_an_error():
+    grid = ScriptedGrid(3, lambda message: update())
+    with pytest.raises(NodesMissingError, match="3 nodes are connected.*exactly 2"):
+        run(FedBuff(**virtual(2)), grid)
+    recorder = Recorder()
+    with pytest.raises(NodesMissingError, match="only 3 of 4 nodes connected within 9 s"):
+        run(FedBuff(node_timeout=9.0, listeners=[recorder], **virtual(4)), grid)
+    assert [event.reason for event in recorder.of("wait")][0] == "3 of 4 nodes connected"
+    assert not [message for message in grid.sent if in_train(message)]
+
+
+def test_with_the_virtual_clock_unknown_or_double_partitions_are_errors():
+    grid = ScriptedGrid(2, lambda message: update(), partition_of=lambda node: None)
+    with pytest.raises(NodesMissingError, match="no query function"):
+        run(FedBuff(**virtual(2)), grid)
+    grid = ScriptedGrid(2, lambda message: update(), partition_of=lambda node: 1)
+    with pytest.raises(NodesMissingError, match=r"\[1, 1\]"):
+        run(FedBuff(**virtual(2)), grid)
+
+
+def test_with_the_wall_clock_a_silent_node_still_takes_part():
+    grid = ScriptedGrid(2, lambda message: update())
+    grid.delay = lambda message: 0.1 if in_train(message) else 1e9
+    recorder = Recorder()
+    strategy = FedBuff(buffer_size=1, max_in_flight=2, query_timeout=3.0, listeners=[recorder])
+    run(strategy, grid, num_versions=10)
+    assert {event.client for event in recorder.of("upload")} == {0, 1}
+
+
+def test_no_nodes_is_a_clear_error_after_the_timeout():
+    grid = ScriptedGrid(1, lambda message: update())
+    grid.nodes.clear()
+    with pytest.raises(NodesMissingError, match="only 0 of 1 nodes connected within 30 s"):
+        run(FedBuff(node_timeout=30.0), grid)
+    assert grid.time.now >= 30.0
+
+
+def test_all_nodes_leaving_is_a_clear_error_after_the_timeout():
+    def behaviour(message):
+        if len(grid.sent) > 10:
+            grid.nodes.clear()
+            return None
+        return update()
+
+    grid = ScriptedGrid(2, behaviour)
+    with pytest.raises((NodesMissingError, AllClientsFailedError)):
+        run(FedBuff(buffer_size=1, node_timeout=20.0), grid, num_versions=100, timeout=10.0)
+
+
+# --- Evaluation and the end --------------------------------------------------------------------
+
+
+def counting_evaluation(accuracy=lambda version: 0.01 * version):
+    calls = []
+
+    def evaluate(version, arrays):
+        calls.append(version)
+        return MetricRecord({"accuracy": accuracy(version)})
+
+    return evaluate, calls
+
+
+def test_evaluation_every_n_versions_and_at_both_ends():
+    evaluate, calls = counting_evaluation()
+    grid = ScriptedGrid(4, lambda message: update())
+    result = run(
+        FedBuff(buffer_size=1, evaluate_every=3, **virtual(4)),
+        grid,
+        num_versions=8,
+        evaluate_fn=evaluate,
+    )
+    assert calls == [0, 3, 6, 8]
+    assert sorted(result.evaluate_metrics_serverapp) == calls
+    assert sorted(result.train_metrics_clientapp) == list(range(1, 9))
+
+
+def test_evaluation_on_a_grid_of_times_sees_the_model_of_that_moment():
+    evaluate, _ = counting_evaluation()
+    grid = ScriptedGrid(1, lambda message: update())
+    recorder = Recorder()
+    strategy = FedBuff(
+        buffer_size=1,
+        evaluate_interval=5.0,
+        deadline=22.0,
+        listeners=[recorder],
+        **virtual(1, ConstantLatency(value=2.0)),
+    )
+    run(strategy, grid, num_versions=1000, evaluate_fn=evaluate)
+    # Uploads at 2, 4, 6, ...: at time 10 the one at 10 counts.
+    seen = [(event.time, event.version) for event in recorder.of("evaluate")]
+    assert seen == [(0, 0), (5, 2), (10, 5), (15, 7), (20, 10), (22, 11)]
+    assert recorder.of("end")[0].time == 22.0
+
+
+def test_stops_at_the_target_accuracy():
+    evaluate, calls = counting_evaluation()
+    grid = ScriptedGrid(2, lambda message: update())
+    strategy = FedBuff(buffer_size=1, target_accuracy=0.05, **virtual(2))
+    run(strategy, grid, num_versions=100, evaluate_fn=evaluate)
+    assert strategy.state.version == 5
+    assert calls == [0, 1, 2, 3, 4, 5]
+
+
+def test_stops_at_the_wall_deadline_and_at_the_time_limit():
+    for limit in ({"deadline": 7.0}, {"time_limit": 7.0}):
+        grid = ScriptedGrid(2, lambda message: update(), delay=lambda message: 1.0)
+        strategy = FedBuff(buffer_size=1, max_in_flight=1, **limit)
+        run(strategy, grid, num_versions=100)
+        assert 5 <= strategy.state.version <= 7
+
+
+def test_federated_evaluation_does_not_stop_training():
+    def behaviour(message):
+        if in_train(message):
+            return update()
+        metrics = {
+            "num-examples": 1 + grid.partition(message),
+            "accuracy": 0.1 * grid.partition(message),
+        }
+        return RecordDict({"metrics": MetricRecord(metrics)})
+
+    grid = ScriptedGrid(4, behaviour, delay=lambda m: 0.1 if in_train(m) else 1.0)
+    strategy = FedBuff(buffer_size=1, fraction_evaluate=1.0, evaluate_every=2, **virtual(4))
+    result = run(strategy, grid, num_versions=4)
+    # (1·0 + 2·0.1 + 3·0.2 + 4·0.3) / 10
+    assert result.evaluate_metrics_clientapp.keys() == {0, 2, 4}
+    assert result.evaluate_metrics_clientapp[2]["accuracy"] == pytest.approx(0.2)
+
+
+# --- What travels ------------------------------------------------------------------------------
+
+
+def test_train_config_carries_version_seed_and_the_decayed_rate():
+    grid = ScriptedGrid(2, lambda message: update())
+    strategy = FedBuff(buffer_size=1, max_in_flight=1, lr_decay=0.5, **virtual(2))
+    run(strategy, grid, num_versions=4, config={"lr": 0.8, "batch-size": 3})
+    configs = [message.content["config"] for message in grid.sent if in_train(message)]
+    assert [config["version"] for config in configs[:4]] == [0, 1, 2, 3]
+    assert [config["lr"] for config in configs[:4]] == [0.8, 0.4, 0.2, 0.1]
+    assert len({config["seed"] for config in configs}) == len(configs)
+    assert all(config["batch-size"] == 3 for config in configs)
+
+
+def test_decay_per_upload():
+    grid = ScriptedGrid(2, lambda message: update())
+    strategy = FedBuff(
+        buffer_size=4, max_in_flight=1, lr_decay=0.25, lr_decay_per_upload=2, **virtual(2)
+    )
+    run(strategy, grid, num_versions=1, config={"lr": 1.0})
+    configs = [message.content["config"] for message in grid.sent if in_train(message)]
+    assert [config["lr"] for config in configs[:4]] == [1.0, 0.5, 0.25, 0.125]
+
+
+def test_buffers_follow_the_weights_and_integers_the_last_upload():
+    arrays = model_arrays([0.0, 0.0], mean=np.float32([10.0]), count=np.int64(5))
+    values = iter([([2.0, 0.0], 4.0, 7), ([0.0, 2.0], 8.0, 9)])
+
+    def behaviour(message):
+        delta, mean, count = next(values)
+        return update(delta, mean=np.float32([mean]), count=np.int64(count))
+
+    grid = ScriptedGrid(2, behaviour)
+    recorder = Recorder()
+    strategy = FedBuff(
+        buffer_size=2,
+        max_in_flight=1,
+        staleness_exponent=0.0,
+        trainable=["w"],
+        listeners=[recorder],
+        **virtual(2),
+    )
+    result = run(strategy, grid, num_versions=1, arrays=arrays)
+    assert result.arrays["w"].numpy().tolist() == [1.0, 1.0]
+    assert result.arrays["mean"].numpy().tolist() == [16.0]
+    assert result.arrays["count"].numpy() == 9
+    assert list(result.arrays) == ["w", "mean", "count"]
+    assert [event.squared_norm for event in recorder.of("upload")] == [4.0, 4.0]
+
+
+def test_calibration_arrays_travel_once_per_node_and_again_after_a_failure():
+    batch = ArrayRecord({"inputs": Array(np.zeros(3, np.float32))})
+    failed = []
+
+    def behaviour(message):
+        if grid.partition(message) == 1 and len(grid.sent) > 20 and not failed:
+            failed.append(len(grid.sent))
+            return Error(code=2, reason="restarted")
+        return update()
+
+    grid = ScriptedGrid(3, behaviour)
+    strategy = FedPSA(
+        sketch_fn=lambda arrays: [1.0, 0.0],
+        buffer_size=1,
+        max_in_flight=1,
+        calibration_arrays=batch,
+        **virtual(3),
+    )
+    run(strategy, grid, num_versions=40)
+    carriers = [grid.partition(m) for m in grid.sent if "calibration" in m.content]
+    assert sorted(carriers) == [0, 1, 1, 2]
+
+
+def test_an_unusable_sketch_function_is_refused_before_the_first_message():
+    grid = ScriptedGrid(1, lambda message: update())
+    with pytest.raises(ValueError, match="sketch_fn"):
+        run(FedPSA(sketch_fn=lambda arrays: [[1.0]], **virtual(1)), grid)
+    with pytest.raises(DivergedError, match="not finite"):
+        run(FedPSA(sketch_fn=lambda arrays: [math.nan], **virtual(1)), grid)
+    assert grid.sent == []
+
+
+def test_a_run_can_be_repeated_with_the_same_strategy_object():
+    def go():
+        grid = ScriptedGrid(4, lambda m: update([m.content["config"]["seed"] % 97, 0.0]))
+        return run(strategy, grid, num_versions=5).arrays["w"].numpy().tobytes()
+
+    strategy = FedPSA(sketch_fn=lambda arrays: [1.0, 0.0], buffer_size=2, **virtual(4))
+    assert go() == go()
+
+
+def test_start_is_flowers_interface():
+    grid = ScriptedGrid(2, lambda message: update(), delay=lambda message: 0.0)
+    grid.time = FakeTime()
+    evaluate, calls = counting_evaluation()
+    result = FedBuff(buffer_size=1, **virtual(2)).start(
+        grid=grid,
+        initial_arrays=model_arrays(),
+        num_rounds=2,
+        timeout=60.0,
+        train_config=ConfigRecord({"lr": 0.1}),
+        evaluate_fn=evaluate,
+    )
+    assert result.arrays["w"].numpy().tolist() == [2.0, 2.0]
+    assert calls == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "text"),
+    [
+        ({"fraction_train": 0.0}, "fraction_train is 0.0"),
+        ({"fraction_train": 1.5}, "fraction_train is 1.5"),
+        ({"max_in_flight": 0}, "max_in_flight is 0"),
+        ({"seed": -1}, "seed is -1"),
+        ({"lr_decay": 0.0}, "lr_decay is 0.0"),
+        ({"deadline": math.nan}, "deadline is nan"),
+        ({"target_accuracy": 2.0}, "target_accuracy is 2.0"),
+        ({"clock": VirtualClock(ConstantLatency())}, "num_clients"),
+    ],
+)
+def test_impossible_settings_are_refused_by_name(kwargs, text):
+    with pytest.raises(ValueError, match=text):
+        FedBuff(**kwargs)
