@@ -109,10 +109,12 @@ class Progress:
                 self._take_evaluation(event)
             case RunEnded():
                 self.end_reason = event.reason
-            case Waiting() if self.uploads == 0:
-                log.info("waiting: %s", event.reason)
-        if self.uploads and self.monotonic() - self._last_line >= self.interval:
-            self._last_line = self.monotonic()
+        if self.monotonic() - self._last_line < self.interval:
+            return
+        self._last_line = self.monotonic()
+        if isinstance(event, Waiting) and not self.uploads:
+            log.info("waiting: %s", event.reason)
+        else:
             log.info("%s", self.line())
 
     def line(self) -> str:

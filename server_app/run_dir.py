@@ -6,7 +6,8 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -43,11 +44,14 @@ class RunDir:
     def write(self, name: str, data: bytes) -> Path:
         """Write a file under a temporary name and rename it."""
         temporary = self.path / f".{name}.{os.getpid()}"
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self.path / name)
+        try:
+            with temporary.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(self.path / name)
+        finally:
+            temporary.unlink(missing_ok=True)
         return self.path / name
 
     def write_config(self, run_config: Mapping[str, Any]) -> None:
@@ -70,14 +74,18 @@ class EventLog:
     ----------
     path : Path
         The file.
+    wall : Callable[[], float] (default: time.time)
+        Real time, which every line carries beside the run's own.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, wall: Callable[[], float] = time.time) -> None:
         self._file = path.open("ab", buffering=0)
+        self._wall = wall
 
     def __call__(self, event: Event) -> None:
         """Append the event."""
-        self._file.write(json.dumps(_plain(event.to_dict())).encode() + b"\n")
+        line = _plain(event.to_dict()) | {"wall": round(self._wall(), 3)}
+        self._file.write(json.dumps(line).encode() + b"\n")
 
     def __enter__(self) -> EventLog:
         return self

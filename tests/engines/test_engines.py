@@ -1,0 +1,83 @@
+"""The app on Flower's real engines: it learns, and gives the same model everywhere."""
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import load_file
+
+from simulation.grpc_engine import run_on_processes
+from simulation.ray_engine import run_on_ray
+
+pytestmark = pytest.mark.engine
+
+APP = Path(__file__).parents[2]
+NUM_CLIENTS = 3
+SMALL = {
+    "num-clients": NUM_CLIENTS,
+    "clock": "virtual",
+    "num-server-rounds": 4,
+    "buffer-size": 2,
+    "queue-size": 3,
+    "max-in-flight": 2,
+    "lr": 0.1,
+    "batch-size": 64,
+    "evaluate-every": 2,
+}
+
+
+@pytest.fixture(scope="module")
+def summaries(tmp_path_factory):
+    """The same settings on one and on two Ray actors, and on real gRPC processes."""
+    folder = tmp_path_factory.mktemp("runs")
+
+    def config(name):
+        return SMALL | {"run-dir": str(folder / name), "cache-dir": str(folder / "cache")}
+
+    return {
+        "ray-1": run_on_ray(APP, config("ray-1"), num_clients=NUM_CLIENTS, num_cpus=1),
+        "ray-2": run_on_ray(APP, config("ray-2"), num_clients=NUM_CLIENTS, num_cpus=2),
+        "grpc": run_on_processes(APP, config("grpc"), num_nodes=NUM_CLIENTS),
+    }
+
+
+def test_the_same_seed_gives_the_same_model_bit_for_bit_on_every_engine(summaries):
+    hashes = {name: summary["model_sha256"] for name, summary in summaries.items()}
+    assert len(set(hashes.values())) == 1, hashes
+
+
+def test_every_engine_makes_the_same_uploads_in_the_same_order(summaries):
+    def uploads(summary):
+        path = Path(summary["settings"]["run-dir"]) / "events.jsonl"
+        events = [json.loads(line) for line in path.read_text().splitlines()]
+        return [
+            (e["time"], e["client"], e["staleness"], e["squared_norm"], e["report"])
+            for e in events
+            if e["event"] == "upload"
+        ]
+
+    first, *others = [uploads(summary) for summary in summaries.values()]
+    assert len(first) == 8
+    assert all(other == first for other in others)
+
+
+def test_the_run_folder_is_complete(summaries):
+    for summary in summaries.values():
+        folder = Path(summary["settings"]["run-dir"])
+        assert tomllib.loads((folder / "config.toml").read_text()) == summary["settings"]
+        assert (folder / "curve.png").read_bytes().startswith(b"\x89PNG")
+        assert {"encoder", "head"} == {
+            key.split(".")[0] for key in load_file(folder / "model.safetensors")
+        }
+        assert json.loads((folder / "summary.json").read_text()) == summary
+        assert summary["status"] == "completed"
+        assert summary["rejected"] == 0
+
+
+def test_it_learns(summaries):
+    path = Path(summaries["ray-1"]["settings"]["run-dir"]) / "events.jsonl"
+    events = [json.loads(line) for line in path.read_text().splitlines()]
+    losses = [e["metrics"]["loss"] for e in events if e["event"] == "evaluate"]
+    assert len(losses) == 3
+    assert losses[-1] < losses[0]

@@ -1,0 +1,81 @@
+import logging
+
+import pytest
+
+from fedpsa_strategy.events import Aggregated, Evaluated, RunStarted, Uploaded, Waiting
+from server_app.curve import draw_curve
+from server_app.progress import Progress, area_under_curve
+
+
+class FakeTime:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def upload(time, staleness, kappa):
+    return Uploaded(
+        time=time,
+        sequence=0,
+        client=0,
+        node_id=1,
+        version=0,
+        staleness=staleness,
+        num_examples=1,
+        squared_norm=1.0,
+        num_bytes=100,
+        report={"kappa": kappa, "temperature": 2.5},
+    )
+
+
+def test_the_status_line_shows_what_happened_every_few_seconds(caplog):
+    caplog.set_level(logging.INFO, "flwr")
+    clock = FakeTime()
+    progress = Progress(3.0, True, lambda progress: progress.version / 4, clock)
+    progress(RunStarted(time=0, num_clients=4, max_in_flight=2, num_parameters=9, version=0))
+    progress(upload(8640.0, 1, 0.5))
+    progress(upload(8640.0, 2, 0.7))
+    progress(Aggregated(time=8640.0, version=1, uploads=2, report={"effective_number": 1.5}))
+    metrics = {"accuracy": 0.625, "loss": 1.0}
+    clock.now = 4.0
+    progress(Evaluated(time=8640.0, version=1, uploads=2, where="server", metrics=metrics))
+    line = caplog.messages[-1]
+    for part in (
+        "day 0.100",
+        "version 1",
+        "uploads 2",
+        "accuracy 62.5%",
+        "temp 2.500",
+        "κ 0.600",
+        "staleness 1.500",
+        "rejected 0",
+        "0.5 uploads/s",
+        "12s left",
+    ):
+        assert part in line
+    lines = len(caplog.messages)
+    progress(upload(8650.0, 1, 0.5))
+    assert len(caplog.messages) == lines  # not before the interval is over
+    assert progress.mean("staleness") == pytest.approx(4 / 3)
+    assert progress.mean("effective_number") == 1.5
+    assert progress.bytes_up == 300
+
+
+def test_waiting_is_visible_before_the_first_upload(caplog):
+    caplog.set_level(logging.INFO, "flwr")
+    clock = FakeTime()
+    progress = Progress(3.0, False, lambda progress: 0.0, clock)
+    clock.now = 5.0
+    progress(Waiting(time=0.0, reason="3 of 4 nodes connected"))
+    assert caplog.messages == ["waiting: 3 of 4 nodes connected"]
+
+
+def test_area_under_the_curve():
+    assert area_under_curve([(0.0, 0.0), (2.0, 1.0), (4.0, 1.0)]) == 3.0
+    assert area_under_curve([(0.0, 0.5)]) is None
+
+
+def test_the_picture_is_a_png_also_of_an_empty_run():
+    for curve in ([], [(0.0, 0.1), (86_400.0, 0.9)]):
+        assert draw_curve(curve, title="x", virtual=True).startswith(b"\x89PNG")

@@ -1,0 +1,63 @@
+"""The folders depend on each other in one direction, and the library needs no torch."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+ALLOWED = {
+    "fedpsa_strategy": set(),
+    "task": {"fedpsa_strategy"},
+    "client_app": {"fedpsa_strategy", "task"},
+    "server_app": {"fedpsa_strategy", "task"},
+    "simulation": {"fedpsa_strategy", "task", "client_app", "server_app"},
+}
+
+
+def imported_packages(path: Path) -> set[str]:
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.add(node.module.split(".")[0])
+    return names
+
+
+@pytest.mark.parametrize("package", ALLOWED)
+def test_folder_dependencies_go_one_way(package):
+    files = list((ROOT / package).rglob("*.py"))
+    assert files
+    for path in files:
+        ours = imported_packages(path) & ALLOWED.keys() - {package}
+        assert ours <= ALLOWED[package], f"{path} imports {ours - ALLOWED[package]}"
+
+
+def test_rules_know_nothing_of_flower_torch_or_files():
+    for path in (ROOT / "fedpsa_strategy" / "rules").glob("*.py"):
+        forbidden = {"flwr", "torch", "logging", "time", "pathlib", "os", "random"}
+        assert not imported_packages(path) & forbidden, path
+
+
+def loaded_modules(code: str) -> set[str]:
+    script = f"import sys\n{code}\nprint(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return set(done.stdout.split())
+
+
+def test_the_strategies_need_no_torch():
+    assert "torch" not in loaded_modules(
+        "from fedpsa_strategy import FedPSA, FedBuff, VirtualClock"
+    )
+
+
+def test_the_client_app_imports_only_what_a_training_step_needs():
+    loaded = loaded_modules("import client_app.app")
+    assert "torch" in loaded
+    for name in ("torchvision", "sklearn", "scipy", "matplotlib", "ray", "pandas"):
+        assert name not in loaded, name
