@@ -10,6 +10,7 @@ from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from torch import nn
 
+from client_app.fedpac import train_fedpac
 from fedpsa_strategy.client import make_reply
 from task.datasets import dataset_info
 from task.hardware import resolve_device, set_threads
@@ -29,20 +30,33 @@ def train(message: Message, context: Context) -> Message:
     shard = node_shard(context)
     device = resolve_device(_get(run, "device", str))
     model = _loaded_model(message, context)
+    common: dict[str, Any] = {
+        "lr": _get(config, "lr", float),
+        "epochs": _get(config, "local-epochs", int),
+        "batch_size": _get(config, "batch-size", int),
+        "seed": _get(config, "seed", int),
+        "device": device,
+    }
+    extra = {}
     started = time.perf_counter()
-    loss = train_model(
-        model,
-        shard,
-        lr=_get(config, "lr", float),
-        epochs=_get(config, "local-epochs", int),
-        batch_size=_get(config, "batch-size", int),
-        seed=_get(config, "seed", int),
-        device=device,
-        step=_get(run, "step", str),
-    )
-    seconds = time.perf_counter() - started
-    metrics = {"train-loss": loss, "train-seconds": seconds}
-    return make_reply(message, model, num_examples=len(shard), metrics=metrics, context=context)
+    if config.get("method") == "fedpac":
+        loss, extra["fedpac"] = train_fedpac(
+            model,
+            shard,
+            message.content.array_records["fedpac"],
+            alignment=_get(config, "alignment", float),
+            head_lr=_get(config, "head-lr", float),
+            head_epochs=_get(config, "head-epochs", int),
+            **common,
+        )
+    else:
+        proximal = _get(config, "proximal", float) if "proximal" in config else 0.0
+        loss = train_model(model, shard, step=_get(run, "step", str), proximal=proximal, **common)
+    metrics = {"train-loss": loss, "train-seconds": time.perf_counter() - started}
+    reply = make_reply(message, model, num_examples=len(shard), metrics=metrics, context=context)
+    for key, record in extra.items():
+        reply.content[key] = record
+    return reply
 
 
 @app.evaluate()

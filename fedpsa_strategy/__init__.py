@@ -9,6 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from fedpsa_strategy.ca2fl import CA2FL
 from fedpsa_strategy.calibration import Calibration
 from fedpsa_strategy.clock import (
     ConstantLatency,
@@ -17,7 +18,11 @@ from fedpsa_strategy.clock import (
     VirtualClock,
     WallClock,
 )
+from fedpsa_strategy.fedasync import FedAsync
+from fedpsa_strategy.fedavg import FedAvg
 from fedpsa_strategy.fedbuff import FedBuff
+from fedpsa_strategy.fedfa import FedFa
+from fedpsa_strategy.fedpac import FedPAC
 from fedpsa_strategy.fedpsa import FedPSA
 from fedpsa_strategy.sketch import Sketch
 from fedpsa_strategy.strategy import AsyncStrategy
@@ -34,10 +39,15 @@ _NEEDS_TORCH = {
 }
 
 __all__ = [
+    "CA2FL",
     "AsyncStrategy",
     "Calibration",
     "ConstantLatency",
+    "FedAsync",
+    "FedAvg",
     "FedBuff",
+    "FedFa",
+    "FedPAC",
     "FedPSA",
     "LongTailLatency",
     "Probe",

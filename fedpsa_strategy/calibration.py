@@ -78,8 +78,8 @@ class Calibration:
         ValueError
             If an argument is outside its range.
         """
-        check_integer("size", size, 1, 4096)
-        check_integer("seed", seed, 0, 2**64 - 1)
+        size = check_integer("size", size, 1, 4096)
+        seed = check_integer("seed", seed, 0, 2**64 - 1)
         return cls(
             _drawn("shape", shape, size, seed, _INPUT_STREAM, "vocabulary", vocabulary),
             _drawn(
@@ -186,14 +186,13 @@ def _drawn(
     count: int | None,
 ) -> NDArray[Any]:
     """Draw integers below `count`, or normal numbers if it is None."""
-    for length in shape:
-        check_integer(f"each length in {shape_name}", length, 1, 2**31)
-    generator = np.random.Generator(np.random.Philox(key=np.array([seed, stream], dtype=np.uint64)))
-    full_shape = (size, *shape)
+    lengths = [check_integer(f"each length in {shape_name}", length, 1, 2**31) for length in shape]
+    philox = np.random.Philox(key=np.array([seed, stream], dtype=np.uint64))
+    generator = np.random.Generator(philox)
     if count is None:
-        return generator.standard_normal(full_shape, dtype=np.float32)
-    check_integer(count_name, count, 1, 2**31)
-    return generator.integers(count, size=full_shape, dtype=np.int64)
+        return generator.standard_normal((size, *lengths), dtype=np.float32)
+    count = check_integer(count_name, count, 1, 2**31)
+    return generator.integers(count, size=(size, *lengths), dtype=np.int64)
 
 
 def _checked(name: str, values: ArrayLike) -> NDArray[Any]:
@@ -205,7 +204,8 @@ def _checked(name: str, values: ArrayLike) -> NDArray[Any]:
         )
     if array.dtype.kind not in "fiu":
         raise ValueError(f"{name} must be numbers, but the dtype is {array.dtype}")
-    array = array.astype(np.float32 if array.dtype.kind == "f" else np.int64)
+    with np.errstate(over="ignore"):  # a warning less: what overflows is refused below
+        array = array.astype(np.float32 if array.dtype.kind == "f" else np.int64)
     if not np.isfinite(array).all():
         raise ValueError(f"{name} must be finite, but hold NaN, an infinity or too large a number")
     return array

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, Message
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from numpy.typing import NDArray
 
 from fedpsa_strategy.errors import DivergedError, InvalidReplyError
@@ -74,11 +74,14 @@ class FedPSA(AsyncStrategy):
         self._equipped.clear()
         _ = self._rule.global_sketch
 
-    def extra_records(self, task: Task) -> dict[str, ArrayRecord]:
-        """Send the calibration batch to nodes that do not have it."""
-        if self.calibration_arrays is None or task.node_id in self._equipped:
-            return {}
-        return {CALIBRATION_KEY: self.calibration_arrays}
+    def task_records(
+        self, task: Task, arrays: ArrayRecord, config: ConfigRecord
+    ) -> dict[str, ArrayRecord | MetricRecord | ConfigRecord]:
+        """Return the records of a train message; a node's first one carries the batch."""
+        records = super().task_records(task, arrays, config)
+        if self.calibration_arrays is not None and task.node_id not in self._equipped:
+            records[CALIBRATION_KEY] = self.calibration_arrays
+        return records
 
     def reject(self, task: Task, reason: str) -> None:
         """Give up a task; whether its node still has the calibration batch is unknown now."""

@@ -6,9 +6,10 @@ dict of integer buffers. Outside it is an `ArrayRecord` in the shape of a state 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -30,10 +31,6 @@ class _Entry:
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     span: slice | None  # where it lies in the vector; None for integers
-
-    @property
-    def num_bytes(self) -> int:
-        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
 
 
 class Layout:
@@ -84,6 +81,28 @@ class Layout:
             for key, array in arrays.items()
         }
 
+    def span(self, keys: Sequence[str]) -> slice:
+        """Return where these float arrays lie; they have to lie next to each other."""
+        if missing := [key for key in keys if key not in self._entries]:
+            raise ValueError(f"{missing} are not among the model's arrays {list(self._entries)}")
+        spans = sorted((self._span(key) for key in keys), key=lambda span: span.start)
+        for before, after in pairwise(spans):
+            if before.stop != after.start:
+                raise ValueError(f"the arrays {list(keys)} do not follow each other in the model")
+        if not spans:
+            raise ValueError("no arrays are named")
+        return slice(spans[0].start, spans[-1].stop)
+
+    def view(self, vector: Vector, key: str) -> Vector:
+        """Return the part of a vector that is the float array `key`, in its shape."""
+        return vector[self._span(key)].reshape(self._entries[key].shape)
+
+    def _span(self, key: str) -> slice:
+        span = self._entries[key].span
+        if span is None:
+            raise ValueError(f"array {key!r} is not a float array")
+        return span
+
     def read(self, arrays: Mapping[str, Array]) -> tuple[Vector, Integers]:
         """Return the flat vector and the integer buffers of `arrays`.
 
@@ -99,7 +118,7 @@ class Layout:
         vector = np.empty(self.size, dtype=self.dtype)
         integers: dict[str, NDArray[Any]] = {}
         for key, entry in self._entries.items():
-            values = _decode(arrays[key], entry)
+            values = read_array(arrays[key], f"arrays[{key!r}]", entry.dtype, entry.shape)
             if entry.span is None:
                 integers[key] = values.copy()
             else:
@@ -118,34 +137,34 @@ class Layout:
         return record
 
 
-def _decode(array: Array, entry: _Entry) -> NDArray[Any]:
-    """Return a read-only view of the array's bytes, checked against what it must be."""
-    if tuple(array.shape) != entry.shape:
-        raise InvalidReplyError(
-            f"arrays[{entry.key!r}] has shape {tuple(array.shape)}, not {entry.shape}"
-        )
-    if array.dtype != str(entry.dtype):
-        raise InvalidReplyError(f"arrays[{entry.key!r}] has dtype {array.dtype}, not {entry.dtype}")
+def read_array(
+    array: Array, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]
+) -> NDArray[Any]:
+    """Return a read-only view of an array's bytes, checked against what it must be.
+
+    Raises
+    ------
+    InvalidReplyError
+        When it is something else; `name` is what the text calls it.
+    """
+    if tuple(array.shape) != shape:
+        raise InvalidReplyError(f"{name} has shape {tuple(array.shape)}, not {shape}")
+    if array.dtype != str(dtype):
+        raise InvalidReplyError(f"{name} has dtype {array.dtype}, not {dtype}")
     # Sizes first: a forged header must not make us allocate what it claims.
-    if not entry.num_bytes < len(array.data) <= entry.num_bytes + _MAX_HEADER:
-        raise InvalidReplyError(
-            f"arrays[{entry.key!r}] has {len(array.data)} bytes for {entry.num_bytes} bytes of data"
-        )
+    num_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    if not num_bytes < len(array.data) <= num_bytes + _MAX_HEADER:
+        raise InvalidReplyError(f"{name} has {len(array.data)} bytes for {num_bytes} bytes of data")
     try:
-        stream = BytesIO(array.data[: len(array.data) - entry.num_bytes])
-        version = np.lib.format.read_magic(stream)
+        stream = BytesIO(array.data[: len(array.data) - num_bytes])
         header = {
             (1, 0): np.lib.format.read_array_header_1_0,
             (2, 0): np.lib.format.read_array_header_2_0,
-        }[version](stream)
+        }[np.lib.format.read_magic(stream)](stream)
     except (ValueError, KeyError) as error:
-        raise InvalidReplyError(
-            f"arrays[{entry.key!r}] is not in NumPy's format: {error}"
-        ) from None
-    shape, fortran_order, dtype = header
-    if shape != entry.shape or dtype != entry.dtype:
-        raise InvalidReplyError(
-            f"arrays[{entry.key!r}] holds {dtype}{shape}, not {entry.dtype}{entry.shape}"
-        )
+        raise InvalidReplyError(f"{name} is not in NumPy's format: {error}") from None
+    found_shape, fortran_order, found_dtype = header
+    if found_shape != shape or found_dtype != dtype:
+        raise InvalidReplyError(f"{name} holds {found_dtype}{found_shape}, not {dtype}{shape}")
     values = np.frombuffer(array.data, dtype=dtype, offset=stream.tell())
     return values.reshape(shape, order="F" if fortran_order else "C")

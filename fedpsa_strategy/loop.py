@@ -330,14 +330,15 @@ class AsyncLoop:
         assert task is not None
         heapq.heappop(self._queue)
         reply = self._arrived.pop(task.message_id)
+        version = state.version
         if reply is None:
             strategy.reject(task, f"no reply within {self.timeout:g} s")
+        else:
+            strategy.aggregate_train(version + 1, [reply])
+        if state.version == version:
             return
-        arrays, metrics = strategy.aggregate_train(state.version + 1, [reply])
-        if arrays is None:
-            return
-        if metrics is not None:
-            self.result.train_metrics_clientapp[state.version] = metrics
+        if state.version_metrics is not None:
+            self.result.train_metrics_clientapp[state.version] = state.version_metrics
         if strategy.evaluate_interval is None and state.version % strategy.evaluate_every == 0:
             self._evaluate()
 

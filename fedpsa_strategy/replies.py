@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from numpy.typing import NDArray
 
 from fedpsa_strategy.errors import InvalidReplyError
 from fedpsa_strategy.layout import Integers, Layout
@@ -27,6 +29,7 @@ class TrainReply:
     num_examples: int
     metrics: MetricRecord
     num_bytes: int
+    extra: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
 
 def read_train_reply(

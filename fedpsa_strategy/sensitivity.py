@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.nn import functional, grad
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
 
 LossFunction = Callable[[Any, Tensor], Tensor]
@@ -156,21 +157,34 @@ def _moments_from_vmap(
     model: nn.Module, loss_fn: LossFunction, batch: tuple[Tensor, Tensor], memory_limit: int
 ) -> dict[nn.Parameter, _Moments]:
     """Per-sample gradients of all parameters at once, from a vectorised `grad`."""
-    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    values = {name: parameter.detach() for name, parameter in parameters.items()}
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    # All names of tied weights, but only one path to a shared layer: `functional_call` finds the
+    # paths by itself too, and then leaves such a layer without its parameters.
+    positions = {parameter: position for position, parameter in enumerate(parameters)}
+    names = {
+        name: positions[parameter]
+        for path, module in model.named_modules()
+        for name, parameter in module.named_parameters(path, recurse=False, remove_duplicate=False)
+        if parameter.requires_grad
+    }
 
-    def loss_of_one(values: dict[str, Tensor], one_input: Tensor, one_target: Tensor) -> Tensor:
-        call = partial(torch.func.functional_call, model, values)
+    def loss_of_one(values: list[Tensor], one_input: Tensor, one_target: Tensor) -> Tensor:
+        named = {name: values[position] for name, position in names.items()}
+        call = partial(torch.func.functional_call, model, named, tie_weights=False)
         return _losses(call, loss_fn, one_input.unsqueeze(0), one_target.unsqueeze(0)).sum()
 
-    gradients_of = torch.func.vmap(
-        torch.func.grad(loss_of_one), in_dims=(None, 0, 0), randomness="different"
-    )
-    chunk = _chunk(memory_limit, sum(value.numel() for value in values.values()))
+    gradients_of = torch.func.vmap(torch.func.grad(loss_of_one), randomness="different")
+    chunk = _chunk(memory_limit, sum(p.numel() for p in parameters))
     total: dict[nn.Parameter, _Moments] = {}
     for inputs, targets in zip(*(torch.split(tensor, chunk) for tensor in batch), strict=True):
-        for name, gradients in gradients_of(values, inputs, targets).items():
-            total[parameters[name]] = _added(total.get(parameters[name]), gradients)
+        # Each sample has its own (expanded) parameters, because recurrent layers write into
+        # results of the parameters alone, which fails if only the inputs are vectorised.
+        values = [p.detach().expand(len(inputs), *p.shape) for p in parameters]
+        # The fused kernels of attention have no vectorised form.
+        with sdpa_kernel(SDPBackend.MATH):
+            all_gradients = gradients_of(values, inputs, targets)
+        for parameter, gradients in zip(parameters, all_gradients, strict=True):
+            total[parameter] = _added(total.get(parameter), gradients)
     return total
 
 
@@ -181,25 +195,18 @@ def _moments_from_hooks(
     owners = _owners(model)
     if owners is None:
         return None
-    calls: dict[nn.Module, list[_Call]] = {module: [] for module, _ in owners.values()}
-
-    def record(module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
-        activation = args[0] if args else kwargs["input"]
-        # The edge and not the output itself, which an in-place activation may overwrite.
-        edge = get_gradient_edge(output) if output.requires_grad else None
-        calls[module].append(_Call(activation.detach(), activation._version, edge))
-
-    with ExitStack() as hooks:
-        for module in calls:
-            handle = module.register_forward_hook(record, prepend=True, with_kwargs=True)
-            hooks.callback(handle.remove)
+    with _recording(owners) as calls:
         loss = _losses(model, loss_fn, *batch).sum()
+    # The same layers with another batch size, to see which dimension of their inputs follows it.
+    other_size = 2 if len(batch[0]) != 2 else 3
+    with _recording(owners) as other_calls:
+        model(batch[0][[0] * other_size])
 
     uses = _uses(loss)
     used = {parameter: owner for parameter, owner in owners.items() if uses[parameter]}
     modules = list(dict.fromkeys(module for module, _ in used.values()))
     if any(uses[parameter] > 1 for parameter in used) or not all(
-        len(calls[module]) == 1 and _is_readable(module, calls[module][0], len(batch[0]))
+        _is_readable(calls[module], len(batch[0]), other_calls[module], other_size)
         for module in modules
     ):
         return None
@@ -221,6 +228,26 @@ def _moments_from_hooks(
     return total
 
 
+@contextmanager
+def _recording(
+    owners: dict[nn.Parameter, tuple[nn.Module, str]],
+) -> Iterator[dict[nn.Module, list[_Call]]]:
+    """Collect the calls of the layers that own parameters."""
+    calls: dict[nn.Module, list[_Call]] = {module: [] for module, _ in owners.values()}
+
+    def record(module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
+        activation = args[0] if args else kwargs["input"]
+        # The edge and not the output itself, which an in-place activation may overwrite.
+        edge = get_gradient_edge(output) if output.requires_grad else None
+        calls[module].append(_Call(activation.detach(), activation._version, edge))
+
+    with ExitStack() as hooks:
+        for module in calls:
+            handle = module.register_forward_hook(record, prepend=True, with_kwargs=True)
+            hooks.callback(handle.remove)
+        yield calls
+
+
 def _chunk(memory_limit: int, floats_per_sample: int) -> int:
     return max(1, memory_limit // (4 * floats_per_sample))
 
@@ -228,7 +255,7 @@ def _chunk(memory_limit: int, floats_per_sample: int) -> int:
 def _added(total: _Moments | None, gradients: Tensor) -> _Moments:
     """Add the per-sample gradients of some samples to their moments."""
     gradients = gradients.to(torch.promote_types(gradients.dtype, torch.float32))
-    moments = _Moments(gradients.sum(0), gradients.square_().sum(0))
+    moments = _Moments(gradients.sum(0), gradients.square().sum(0))
     return moments if total is None else _Moments(*map(torch.add, total, moments))
 
 
@@ -276,23 +303,18 @@ def _uses(loss: Tensor) -> Counter[Tensor]:
     return uses
 
 
-def _is_readable(module: nn.Module, call: _Call, samples: int) -> bool:
-    """Tell whether the rows of a layer's input are known to be the samples."""
-    shape = call.activation.shape
-    if isinstance(module, nn.Linear):
-        positions = shape[1:-1]
-    elif isinstance(module, nn.LayerNorm):
-        positions = shape[1 : len(shape) - len(module.normalized_shape)]
-    elif isinstance(module, nn.Embedding):
-        positions = shape[1:]
-    else:  # these layers themselves fix which dimension is the batch
-        positions = shape[:0]
-    # With a sequence as long as the batch, the first dimension might be the sequence.
+def _is_readable(calls: list[_Call], size: int, other_calls: list[_Call], other_size: int) -> bool:
+    """Tell whether a layer was called once, on rows that are the samples, and is in the graph."""
+    if len(calls) != 1 or len(other_calls) != 1:
+        return False
+    activation, version, edge = calls[0]
+    shape, other_shape = activation.shape, other_calls[0].activation.shape
     return (
-        call.edge is not None
-        and call.activation._version == call.version
-        and shape[:1] == (samples,)
-        and samples not in positions
+        edge is not None
+        and activation._version == version
+        # Not so for a sequence before the batch, or positions that all samples share.
+        and (shape[:1], other_shape[:1]) == ((size,), (other_size,))
+        and shape[1:] == other_shape[1:]
     )
 
 

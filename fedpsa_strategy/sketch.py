@@ -70,10 +70,10 @@ class Sketch:
     block: int = field(default=2**17, kw_only=True, compare=False)
 
     def __post_init__(self) -> None:
-        check_integer("size", self.size, 1, 2**40)
-        check_integer("dim", self.dim, 1, 1024)
-        check_integer("seed", self.seed, 0, 2**64 - 1)
-        check_integer("block", self.block, 1, 2**20)
+        limits = {"size": (1, 2**40), "dim": (1, 1024), "seed": (0, 2**64 - 1), "block": (1, 2**20)}
+        for name, (lowest, highest) in limits.items():
+            value = check_integer(name, getattr(self, name), lowest, highest)
+            object.__setattr__(self, name, value)
         if self.kind not in ("rademacher", "gaussian"):
             raise ValueError(f"kind must be 'rademacher' or 'gaussian', not {self.kind!r}")
 
@@ -120,8 +120,8 @@ class Sketch:
         array of float64, shape (dim, stop - start)
             The entries, the factor 1/√k included.
         """
-        check_integer("stop", stop, 0, self.size)
-        check_integer("start", start, 0, stop)
+        stop = check_integer("stop", stop, 0, self.size)
+        start = check_integer("start", start, 0, stop)
         entries = np.empty((self.dim, stop - start))
         if self.kind == "rademacher":
             for row in range(self.dim):
@@ -229,9 +229,25 @@ def _fold(terms: NDArray[np.float64]) -> NDArray[np.float64]:
     return total
 
 
-def check_integer(name: str, value: int, lowest: int, highest: int) -> None:
-    """Raise a ValueError that names the argument unless `value` is an integer in the range."""
+def check_integer(name: str, value: int, lowest: int, highest: int) -> int:
+    """Return an argument as a plain int, or raise a ValueError that names it.
+
+    Parameters
+    ----------
+    name : str
+        Name of the argument.
+    value : int
+        Its value; NumPy's integers count, booleans do not.
+    lowest, highest : int
+        The range allowed, both ends included.
+
+    Returns
+    -------
+    int
+        The value.
+    """
     if not isinstance(value, Integral) or isinstance(value, bool):
         raise ValueError(f"{name} must be an integer, not {value!r}")
     if not lowest <= value <= highest:
         raise ValueError(f"{name} must be from {lowest} to {highest}, not {value}")
+    return int(value)

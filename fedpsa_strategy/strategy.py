@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
+from fedpsa_strategy.checks import check_range
 from fedpsa_strategy.clients import Client, Clients
 from fedpsa_strategy.clock import Clock, VirtualClock, WallClock
 from fedpsa_strategy.errors import InvalidReplyError
@@ -68,6 +68,7 @@ class RunState:
     models: dict[int, Vector] = field(default_factory=dict)  # versions that are in use
     reasons: Counter[str] = field(default_factory=Counter)
     round_metrics: list[RecordDict] = field(default_factory=list)
+    version_metrics: MetricRecord | None = None
 
 
 class AsyncStrategy(Strategy):
@@ -162,23 +163,23 @@ class AsyncStrategy(Strategy):
         query_timeout: float = 60.0,
         listeners: Sequence[Listener] = (),
     ) -> None:
-        _check_range("fraction_train", fraction_train, above=0, most=1)
-        _check_range("fraction_evaluate", fraction_evaluate, least=0, most=1)
-        _check_range("max_in_flight", max_in_flight, least=1)
-        _check_range("min_available_nodes", min_available_nodes, least=1)
-        _check_range("num_clients", num_clients, least=1)
-        _check_range("seed", seed, least=0, most=MAX_SEED)
-        _check_range("lr_decay", lr_decay, above=0, most=1)
-        _check_range("lr_decay_per_upload", lr_decay_per_upload, least=1)
-        _check_range("deadline", deadline, above=0)
-        _check_range("time_limit", time_limit, above=0)
-        _check_range("target_accuracy", target_accuracy, above=0, most=1)
-        _check_range("evaluate_every", evaluate_every, least=1)
-        _check_range("evaluate_interval", evaluate_interval, above=0)
-        _check_range("max_failures", max_failures, least=1)
-        _check_range("failure_pause", failure_pause, above=0)
-        _check_range("node_timeout", node_timeout, above=0)
-        _check_range("query_timeout", query_timeout, least=0)
+        check_range("fraction_train", fraction_train, above=0, most=1)
+        check_range("fraction_evaluate", fraction_evaluate, least=0, most=1)
+        check_range("max_in_flight", max_in_flight, least=1)
+        check_range("min_available_nodes", min_available_nodes, least=1)
+        check_range("num_clients", num_clients, least=1)
+        check_range("seed", seed, least=0, most=MAX_SEED)
+        check_range("lr_decay", lr_decay, above=0, most=1)
+        check_range("lr_decay_per_upload", lr_decay_per_upload, least=1)
+        check_range("deadline", deadline, above=0)
+        check_range("time_limit", time_limit, above=0)
+        check_range("target_accuracy", target_accuracy, above=0, most=1)
+        check_range("evaluate_every", evaluate_every, least=1)
+        check_range("evaluate_interval", evaluate_interval, above=0)
+        check_range("max_failures", max_failures, least=1)
+        check_range("failure_pause", failure_pause, above=0)
+        check_range("node_timeout", node_timeout, above=0)
+        check_range("query_timeout", query_timeout, least=0)
         self.clock = clock if clock is not None else WallClock()
         if self.clock.virtual and num_clients is None:
             raise ValueError(
@@ -248,8 +249,8 @@ class AsyncStrategy(Strategy):
         Result
             Flower's result: the final arrays, and metrics by version.
         """
-        _check_range("num_rounds", num_rounds, least=1)
-        _check_range("timeout", timeout, above=0)
+        check_range("num_rounds", num_rounds, least=1)
+        check_range("timeout", timeout, above=0)
         log.info("Starting %s strategy:", type(self).__name__)
         self.summary()
         self.message_ttl = timeout
@@ -265,7 +266,11 @@ class AsyncStrategy(Strategy):
         ).run()
 
     def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+        self,
+        server_round: int,  # noqa: ARG002
+        arrays: ArrayRecord,
+        config: ConfigRecord,
+        grid: Grid,
     ) -> Iterable[Message]:
         """Make a train message for every free slot, each for an idle node.
 
@@ -283,20 +288,15 @@ class AsyncStrategy(Strategy):
         if self._state is None:
             self.begin(arrays, grid.get_node_ids())
         state = self.state
-        messages = []
+        messages: list[Message] = []
+        if self.rule.synchronous and state.clients.num_busy:
+            return messages
         while state.clients.num_busy < self.concurrency:
             client = state.clients.sample(state.sequence, self.clock.now)
             if client is None:
                 break
             task = self._new_task(client)
-            config_record = self.task_config(task, config, server_round)
-            content = RecordDict(
-                {
-                    self.arrayrecord_key: arrays,
-                    self.configrecord_key: config_record,
-                    **self.extra_records(task),
-                }
-            )
+            content = RecordDict(self.task_records(task, arrays, config))
             message = Message(content, client.node_id, MessageType.TRAIN, ttl=self.message_ttl)
             state.prepared[client.node_id] = (task, message)
             messages.append(message)
@@ -322,7 +322,6 @@ class AsyncStrategy(Strategy):
         """
         state = self.state
         self.confirm_sent(message for _, message in list(state.prepared.values()))
-        metrics = None
         version = state.version
         for reply in replies:
             task = state.in_flight.get(reply.metadata.reply_to_message_id)
@@ -344,12 +343,9 @@ class AsyncStrategy(Strategy):
                 self._take(task, self.read_reply(reply))
             except InvalidReplyError as error:
                 self.reject(task, str(error))
-                continue
-            if state.version > version:
-                version = state.version
-                metrics = self.train_metrics_aggr_fn(state.round_metrics, self.weighted_by_key)
-                state.round_metrics = []
-        return (state.arrays, metrics) if metrics is not None else (None, None)
+        if state.version == version:
+            return None, None
+        return state.arrays, state.version_metrics
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -445,7 +441,16 @@ class AsyncStrategy(Strategy):
         for listener in self.listeners:
             listener(event)
 
-    def task_config(self, task: Task, config: ConfigRecord, server_round: int) -> ConfigRecord:
+    def task_records(
+        self, task: Task, arrays: ArrayRecord, config: ConfigRecord
+    ) -> dict[str, ArrayRecord | MetricRecord | ConfigRecord]:
+        """Return the records of a train message: a function of the task and the run's state."""
+        return {
+            self.arrayrecord_key: arrays,
+            self.configrecord_key: self.task_config(task, config),
+        }
+
+    def task_config(self, task: Task, config: ConfigRecord) -> ConfigRecord:
         """Return the config of a train message: a function of the task and `config` alone."""
         record = ConfigRecord(dict(config))
         if isinstance(lr := record.get("lr"), float):
@@ -456,13 +461,9 @@ class AsyncStrategy(Strategy):
             )
             record["lr"] = lr * self.lr_decay**exponent
         record["version"] = task.version
-        record["server-round"] = server_round
+        record["server-round"] = task.version + 1
         record["seed"] = derive(self.seed, "task", task.sequence)
         return record
-
-    def extra_records(self, task: Task) -> dict[str, ArrayRecord]:  # noqa: ARG002
-        """Return further records for a train message; none, unless a method needs some."""
-        return {}
 
     def read_reply(self, reply: Message) -> TrainReply:
         """Check a reply to a train message; raises InvalidReplyError."""
@@ -500,7 +501,7 @@ class AsyncStrategy(Strategy):
     def reject(self, task: Task, reason: str) -> None:
         """Give up a task: its client failed, its slot is free again."""
         state = self.state
-        client = self._finish(task)
+        client = self._free(task)
         state.rejected += 1
         state.rejected_in_a_row += 1
         state.reasons[reason] += 1
@@ -527,6 +528,7 @@ class AsyncStrategy(Strategy):
                     until=client.paused_until,
                 )
             )
+        self._end_round()
 
     # --- Internals -----------------------------------------------------------------------------
 
@@ -544,8 +546,8 @@ class AsyncStrategy(Strategy):
         state.clients.start_task(client)
         return task
 
-    def _finish(self, task: Task) -> Client:
-        """Take the task out of flight and forget models nobody works on any more."""
+    def _free(self, task: Task) -> Client:
+        """Take the task out of flight; its client may work again."""
         state = self.state
         state.in_flight.pop(task.message_id, None)
         state.prepared.pop(task.node_id, None)
@@ -572,9 +574,10 @@ class AsyncStrategy(Strategy):
             staleness=state.version - task.version,
             start=state.models[task.version],
             metrics=reply.metrics,
+            extra=reply.extra,
         )
         model = self.rule.add(update)
-        client = self._finish(task)
+        client = self._free(task)
         client.failures = 0
         client.num_examples = reply.num_examples
         state.rejected_in_a_row = 0
@@ -597,9 +600,24 @@ class AsyncStrategy(Strategy):
                 report=self.rule.report,
             )
         )
-        if model is None:
-            return
+        if model is not None:
+            self._new_version(model)
+        self._end_round()
+
+    def _end_round(self) -> None:
+        """Let a synchronous rule aggregate when the last client of its round is done."""
+        if self.rule.synchronous and self.state.clients.num_busy == 0:
+            model = self.rule.finish_round()
+            if model is not None:
+                self._new_version(model)
+
+    def _new_version(self, model: Vector) -> None:
+        state = self.state
         state.version += 1
+        state.version_metrics = self.train_metrics_aggr_fn(
+            state.round_metrics, self.weighted_by_key
+        )
+        state.round_metrics = []
         state.models[state.version] = model
         state.arrays = state.layout.write(model, state.integers)
         state.clients.waiting.clear()
@@ -616,24 +634,3 @@ class AsyncStrategy(Strategy):
 
 def _scalars(metrics: MetricRecord) -> MetricRecord:
     return MetricRecord({k: v for k, v in metrics.items() if not isinstance(v, list)})
-
-
-def _check_range(
-    name: str,
-    value: float | None,
-    *,
-    least: float = -math.inf,
-    above: float = -math.inf,
-    most: float = math.inf,
-) -> None:
-    """Refuse a value outside its range (None is always allowed)."""
-    if value is None:
-        return
-    if not (value >= least and value > above and value <= most) or value == math.inf:
-        bounds = [
-            f">= {least:g}" if least > -math.inf else "",
-            f"> {above:g}" if above > -math.inf else "",
-            f"<= {most:g}" if most < math.inf else "",
-        ]
-        allowed = " and ".join(bound for bound in bounds if bound)
-        raise ValueError(f"{name} is {value}, but must be a finite number {allowed}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import platform
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -47,8 +48,10 @@ def run_settings(grid: Grid, settings: Settings) -> dict[str, Any]:
     settings : Settings
         What to run.
     """
-    default = RunDir.default_path(settings.strategy, settings.dataset)
-    run_dir = RunDir(Path(settings.run_dir) if settings.run_dir else default)
+    if not settings.run_dir:
+        default = RunDir.default_path(settings.strategy, settings.dataset)
+        settings = replace(settings, run_dir=str(default))
+    run_dir = RunDir(Path(settings.run_dir))
     run_dir.write_config(settings.to_run_config())
     progress = Progress(
         settings.status_interval, settings.clock == "virtual", _share_done(settings)

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from torch import nn
 
 from fedpsa_strategy import (
+    CA2FL,
     AsyncStrategy,
     Calibration,
     ConstantLatency,
+    FedAsync,
+    FedAvg,
     FedBuff,
+    FedFa,
+    FedPAC,
     FedPSA,
     LongTailLatency,
     Probe,
@@ -27,6 +33,7 @@ from fedpsa_strategy.clock import Clock, Latency
 from fedpsa_strategy.events import Listener
 from fedpsa_strategy.probe import num_trainable
 from fedpsa_strategy.seeds import derive
+from server_app.personal import personal_accuracy
 from server_app.progress import DAY
 from server_app.settings import Settings
 from task.datasets import DATASETS
@@ -34,6 +41,8 @@ from task.hardware import resolve_device
 from task.models import make_model
 from task.shards import test_shard
 from task.training import evaluate
+
+Config = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -51,7 +60,7 @@ def build_experiment(settings: Settings, listeners: Sequence[Listener]) -> Exper
     model = make_model(settings.dataset, derive(settings.seed, "model") % 2**32)
     model.to(resolve_device(settings.device))
     trainable = [name for name, item in model.named_parameters() if item.requires_grad]
-    common: dict[str, Any] = {
+    common: Config = {
         "fraction_train": settings.fraction_train,
         "max_in_flight": settings.max_in_flight or None,
         "fraction_evaluate": settings.fraction_evaluate,
@@ -72,40 +81,80 @@ def build_experiment(settings: Settings, listeners: Sequence[Listener]) -> Exper
         "node_timeout": settings.node_timeout,
         "listeners": listeners,
     }
-    config: dict[str, Any] = {
+    config: Config = {
         "lr": settings.lr,
         "local-epochs": settings.local_epochs,
         "batch-size": settings.batch_size,
     }
-    strategy: AsyncStrategy
-    if settings.strategy == "fedpsa":
-        probe = make_probe(settings, model)
-        config |= probe.config(settings.calibration_transport)
-        strategy = FedPSA(
-            sketch_fn=probe.sketch_fn(model),
-            buffer_size=settings.buffer_size,
-            queue_size=settings.queue_size,
-            gamma=settings.gamma,
-            delta=settings.delta,
-            thermometer=settings.thermometer,
-            calibration_arrays=(
-                probe.arrays() if settings.calibration_transport == "arrays" else None
-            ),
-            **common,
-        )
-    else:
-        strategy = FedBuff(
-            buffer_size=settings.buffer_size,
-            server_lr=settings.server_lr,
-            staleness_exponent=settings.staleness_exponent,
-            **common,
-        )
+    strategy = make_strategy(settings, model, config, common)
     return Experiment(
         strategy=strategy,
         initial_arrays=ArrayRecord(model.state_dict()),
         train_config=ConfigRecord(config),
-        evaluate_fn=make_evaluate_fn(settings, model),
+        evaluate_fn=make_evaluate_fn(settings, model, strategy),
     )
+
+
+def make_strategy(
+    settings: Settings, model: nn.Module, config: Config, common: Config
+) -> AsyncStrategy:
+    """Return the strategy; FedPSA adds what its clients need to the train config."""
+    match settings.strategy:
+        case "fedpsa":
+            probe = make_probe(settings, model)
+            config |= probe.config(settings.calibration_transport)
+            as_arrays = settings.calibration_transport == "arrays"
+            return FedPSA(
+                sketch_fn=probe.sketch_fn(model),
+                buffer_size=settings.buffer_size,
+                queue_size=settings.queue_size,
+                gamma=settings.gamma,
+                delta=settings.delta,
+                thermometer=settings.thermometer,
+                calibration_arrays=probe.arrays() if as_arrays else None,
+                **common,
+            )
+        case "fedavg":
+            return FedAvg(**common)
+        case "fedasync":
+            return FedAsync(
+                mixing=settings.mixing,
+                staleness=settings.staleness,
+                staleness_exponent=settings.staleness_exponent,
+                hinge_slope=settings.hinge_slope,
+                hinge_threshold=settings.hinge_threshold,
+                proximal=settings.proximal,
+                **common,
+            )
+        case "fedbuff":
+            return FedBuff(
+                buffer_size=settings.buffer_size,
+                server_lr=settings.server_lr,
+                staleness_exponent=settings.staleness_exponent,
+                **common,
+            )
+        case "ca2fl":
+            on_disk = settings.memory == "file"
+            return CA2FL(
+                buffer_size=settings.buffer_size,
+                server_lr=settings.server_lr,
+                memory_path=Path(settings.run_dir) / "ca2fl-memory.bin" if on_disk else None,
+                **common,
+            )
+        case "fedfa":
+            return FedFa(queue_length=settings.buffer_size, **common)
+        case "fedpac":
+            head = cast(nn.Linear, model.head)
+            return FedPAC(
+                head_keys=[f"head.{name}" for name, _ in head.named_parameters()],
+                num_classes=head.out_features,
+                num_features=head.in_features,
+                alignment=settings.alignment,
+                head_lr=settings.head_lr,
+                head_epochs=settings.head_epochs,
+                **common,
+            )
+    raise ValueError(f"there is no strategy {settings.strategy!r}")
 
 
 def make_clock(settings: Settings) -> Clock:
@@ -161,7 +210,7 @@ def real_batch(settings: Settings) -> tuple[Any, Any]:
 
 
 def make_evaluate_fn(
-    settings: Settings, model: nn.Module
+    settings: Settings, model: nn.Module, strategy: AsyncStrategy
 ) -> Callable[[int, ArrayRecord], MetricRecord]:
     """Return centralised evaluation on the test split; `model` is used as a workspace."""
     shard = test_shard(
@@ -176,6 +225,11 @@ def make_evaluate_fn(
     def evaluate_arrays(version: int, arrays: ArrayRecord) -> MetricRecord:  # noqa: ARG001
         model.load_state_dict(arrays.to_torch_state_dict())
         loss, accuracy = evaluate(model, shard, device=device)
-        return MetricRecord({"loss": loss, "accuracy": accuracy})
+        metrics = MetricRecord({"loss": loss, "accuracy": accuracy})
+        if isinstance(strategy, FedPAC):
+            personal = personal_accuracy(model, shard, strategy.personal_heads(), device=device)
+            if personal is not None:
+                metrics["personal-accuracy"] = personal
+        return metrics
 
     return evaluate_arrays

@@ -11,6 +11,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+METHODS = ("fedpsa", "fedavg", "fedasync", "fedbuff", "ca2fl", "fedfa", "fedpac")
+# Datasets whose model has an encoder before its head.
+_WITH_ENCODER = ("digits", "mnist", "cifar10", "cifar100")
+
 
 class SettingsError(ValueError):
     """A setting that cannot be used; the text names it, its value and what is allowed."""
@@ -34,7 +38,7 @@ class Settings:
     """All settings of a run; the run-config key is the field's name with dashes."""
 
     # What is trained
-    strategy: str = _setting("fedpsa", "aggregation method", choices=("fedpsa", "fedbuff"))
+    strategy: str = _setting("fedpsa", "aggregation method", choices=METHODS)
     dataset: str = _setting(
         "digits", "what is learned", choices=("digits", "mnist", "fmnist", "cifar10", "cifar100")
     )
@@ -107,8 +111,12 @@ class Settings:
         0.0, "test every so many units of the clock instead; 0: by versions", least=0
     )
 
-    # FedPSA and FedBuff
-    buffer_size: int = _setting(5, "L_s (FedPSA), K (FedBuff): uploads per version", least=1)
+    # The methods
+    buffer_size: int = _setting(
+        5,
+        "L_s (FedPSA), K (FedBuff, CA2FL): uploads per version; FedFa: models in the window",
+        least=1,
+    )
     queue_size: int = _setting(50, "L_q: length of the thermometer's queue", least=1)
     gamma: float = _setting(5.0, "γ: weight of the update norms in the temperature", least=0)
     delta: float = _setting(0.5, "δ: floor of the temperature", least=0)
@@ -135,10 +143,29 @@ class Settings:
         "nodes draw the batch from its seed, or get it sent once (always so for real batches)",
         choices=("seed", "arrays"),
     )
-    server_lr: float = _setting(1.0, "FedBuff: factor of the aggregated step", above=0)
+    server_lr: float = _setting(1.0, "FedBuff, CA2FL: factor of the aggregated step", above=0)
     staleness_exponent: float = _setting(
-        0.5, "FedBuff: a in the staleness factor (1+τ)^-a; 0 is the uniform buffer", least=0
+        0.5,
+        "FedBuff, FedAsync: a in the staleness factor (1+τ)^-a; 0 is the uniform buffer",
+        least=0,
     )
+    mixing: float = _setting(0.6, "FedAsync: α, the weight of a fresh upload", above=0, most=1)
+    staleness: str = _setting(
+        "polynomial",
+        "FedAsync: law of the staleness factor",
+        choices=("polynomial", "constant", "hinge"),
+    )
+    hinge_slope: float = _setting(10.0, "FedAsync: a of the hinge", least=0)
+    hinge_threshold: float = _setting(4.0, "FedAsync: b of the hinge", least=0)
+    proximal: float = _setting(0.005, "FedAsync: ρ of the clients' proximal term", least=0)
+    memory: str = _setting(
+        "ram",
+        "CA2FL: where the clients' last updates are kept, in memory or in a file of run-dir",
+        choices=("ram", "file"),
+    )
+    alignment: float = _setting(1.0, "FedPAC: λ, weight of the distance to the centroids", least=0)
+    head_lr: float = _setting(0.1, "FedPAC: learning rate of the head", above=0)
+    head_epochs: int = _setting(1, "FedPAC: epochs of the head's training", least=0)
 
     # Nodes that fail
     min_nodes: int = _setting(
@@ -211,6 +238,13 @@ class Settings:
             raise SettingsError(
                 "calibration='real' cannot be drawn from a seed: set calibration-transport='arrays'"
             )
+        if self.strategy == "fedpac" and self.dataset not in _WITH_ENCODER:
+            raise SettingsError(
+                f"strategy='fedpac' needs a model with an encoder and a head, but the one of "
+                f"dataset={self.dataset!r} is a single layer: choose one of {_WITH_ENCODER}"
+            )
+        if self.strategy == "fedpac" and self.step == "compiled":
+            raise SettingsError("strategy='fedpac' trains in two phases: use step='eager'")
         bounded = self.num_server_rounds or self.time_limit or self.target_accuracy
         if not (bounded or (self.clock == "virtual" and self.virtual_days)):
             raise SettingsError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,8 @@ class Update:
         w, the model the client started from.
     metrics : Mapping[str, Any] (default: {})
         What else the client reported; FedPSA reads `sketch` here.
+    extra : Mapping[str, NDArray] (default: {})
+        Further arrays the client sent; FedPAC reads its statistics here.
     """
 
     client: int
@@ -45,6 +47,7 @@ class Update:
     staleness: int
     start: Vector
     metrics: Mapping[str, Any] = field(default_factory=dict)
+    extra: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
 
 class Rule(ABC):
@@ -55,6 +58,9 @@ class Rule(ABC):
 
     Attributes
     ----------
+    synchronous : bool
+        Whether the rule works in rounds: clients are sampled together, and `finish_round` makes the
+        new model when the last of them has answered.
     model : Vector
         The current global model w.
     report : dict[str, Any]
@@ -63,6 +69,7 @@ class Rule(ABC):
         What the last aggregation computed about the version it made.
     """
 
+    synchronous: ClassVar[bool] = False
     model: Vector
     report: dict[str, Any]
     version_report: dict[str, Any]
@@ -76,6 +83,10 @@ class Rule(ABC):
     @abstractmethod
     def add(self, update: Update) -> Vector | None:
         """Take one update; return the new global model if this one makes a version."""
+
+    def finish_round(self) -> Vector | None:
+        """Return the new global model of a round, or None if nobody delivered."""
+        raise NotImplementedError("only synchronous rules have rounds")
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:

@@ -62,7 +62,7 @@ def test_constant_latency():
     ],
 )
 def test_impossible_latencies_are_refused(make):
-    with pytest.raises(ValueError, match="must be|need"):
+    with pytest.raises(ValueError, match=r"must be|need"):
         make()
 
 

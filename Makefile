@@ -1,0 +1,47 @@
+# Everything a person runs. Each target installs what it needs into .venv and nothing elsewhere.
+
+PYTHON ?= python3
+NODES ?= 4
+VENV := .venv
+BIN := $(VENV)/bin
+RUN := $(BIN)/python -m simulation
+
+.PHONY: help install install-dev run deploy-local test test-all lint types clean
+
+help:  ## this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+$(VENV)/.installed: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	touch $@
+
+install: $(VENV)/.installed  ## make .venv and install the app
+install-dev: $(VENV)/.installed-dev  ## the same with what the tests need
+
+run: install  ## train FedPSA with 50 simulated clients on handwritten digits
+	$(RUN) run --clients 50 --set lr=0.1 --set batch-size=16 --set virtual-days=0.25
+
+deploy-local: install  ## the same app on real processes: SuperLink and NODES SuperNodes over gRPC
+	$(RUN) deploy --nodes $(NODES) --set lr=0.1 --set batch-size=16 --set num-server-rounds=6 \
+	    --set buffer-size=2 --set queue-size=4 --set fraction-train=0.5 --set evaluate-every=1
+
+lint: install-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: install-dev
+	$(BIN)/mypy
+
+test: lint types  ## lint, types and tests, with one run on each of Flower's engines
+	$(BIN)/python -m pytest
+
+test-all: lint types  ## all tests, also those that take minutes
+	$(BIN)/python -m pytest -m 'slow or not slow'
+
+clean:  ## remove .venv and caches (not runs/)
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,154 @@
+"""FedPAC's half on the client: statistics, the head alone, then the encoder drawn to centroids."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+from flwr.app import ArrayRecord
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedpsa_strategy.seeds import derive
+from task.shards import Shard
+from task.training import train
+
+_STATISTICS_BATCH = 1000
+
+
+def train_fedpac(
+    model: nn.Module,
+    shard: Shard,
+    received: ArrayRecord,
+    *,
+    lr: float,
+    epochs: int,
+    batch_size: int,
+    seed: int,
+    device: torch.device,
+    alignment: float,
+    head_lr: float,
+    head_epochs: int,
+) -> tuple[float, ArrayRecord]:
+    """Train in two phases; return the mean loss and what the server needs beside the model.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Has `encoder` and a linear `head`; trained in place.
+    shard : Shard
+        The node's data.
+    received : ArrayRecord
+        Global `centroids` and which of them are `known`.
+    lr, epochs, batch_size, seed, device
+        As in `task.training.train`, for the encoder.
+    alignment : float
+        λ: weight of the distance between features and centroids.
+    head_lr, head_epochs : float, int
+        The head's training.
+    """
+    encoder, head = cast(nn.Module, model.encoder), cast(nn.Linear, model.head)
+    x, y = shard.x.to(device), shard.y.to(device)
+    counts = torch.bincount(y, minlength=head.out_features)
+    before = _features(model, encoder, x)
+    local = _class_means(before, y, counts)
+    statistics = _statistics(before, y, counts, local)
+
+    with _frozen(encoder):
+        if head_epochs:
+            train(
+                model,
+                shard,
+                lr=head_lr,
+                epochs=head_epochs,
+                batch_size=batch_size,
+                seed=derive(seed, "fedpac-head"),
+                device=device,
+            )
+    known = torch.from_numpy(received["known"].numpy().astype(bool)).to(device)
+    centroids = torch.from_numpy(received["centroids"].numpy().copy()).to(device)
+    targets = torch.where(known[:, None], centroids, local)
+    loss = _train_encoder(
+        model,
+        x,
+        y,
+        targets,
+        lr=lr,
+        epochs=epochs,
+        batch_size=batch_size,
+        seed=seed,
+        weight=alignment,
+    )
+    after = _class_means(_features(model, encoder, x), y, counts)
+    return loss, ArrayRecord({"centroids": after.cpu(), "class-counts": counts.cpu(), **statistics})
+
+
+def _features(model: nn.Module, encoder: nn.Module, x: Tensor) -> Tensor:
+    model.eval()
+    with torch.no_grad():
+        return torch.cat([encoder(part) for part in torch.split(x, _STATISTICS_BATCH)])
+
+
+def _class_means(features: Tensor, y: Tensor, counts: Tensor) -> Tensor:
+    """Return the mean feature of every class, 0 for classes without samples."""
+    sums = torch.zeros(len(counts), features.shape[1], device=features.device)
+    sums.index_add_(0, y, features)
+    return sums / counts.clamp(min=1)[:, None]
+
+
+def _statistics(features: Tensor, y: Tensor, counts: Tensor, means: Tensor) -> dict[str, Any]:
+    """Return h[k] = p_k μ_k and v = (1/n)(Σ p_k mean||f||²_k - Σ p_k² ||μ_k||²)."""
+    shares = counts / counts.sum()
+    squares = torch.zeros(len(counts), device=features.device)
+    squares.index_add_(0, y, features.square().sum(dim=1))
+    mean_squares = squares / counts.clamp(min=1)
+    spread = (shares * mean_squares).sum() - (shares.square() * means.square().sum(dim=1)).sum()
+    return {
+        "features": (shares[:, None] * means).cpu(),
+        "variance": (spread / counts.sum()).clamp(min=0).cpu(),
+    }
+
+
+def _train_encoder(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    centroids: Tensor,
+    *,
+    lr: float,
+    epochs: int,
+    batch_size: int,
+    seed: int,
+    weight: float,
+) -> float:
+    """Train the encoder on cross-entropy + λ · MSE(f(x), c_y); return the mean loss."""
+    encoder, head = cast(nn.Module, model.encoder), cast(nn.Linear, model.head)
+    parameters: list[Tensor] = [item for item in encoder.parameters() if item.requires_grad]
+    order = torch.Generator().manual_seed(seed)
+    losses = []
+    model.train()
+    for _ in range(epochs):
+        permutation = torch.randperm(len(y), generator=order).to(y.device)
+        for some in torch.split(permutation, batch_size):
+            features = encoder(x[some])
+            loss = functional.cross_entropy(head(features), y[some])
+            loss = loss + weight * functional.mse_loss(features, centroids[y[some]])
+            gradients = torch.autograd.grad(loss, parameters)
+            with torch.no_grad():
+                torch._foreach_add_(parameters, gradients, alpha=-lr)
+            losses.append(loss.detach())
+    return float(torch.stack(losses).double().mean())
+
+
+@contextmanager
+def _frozen(module: nn.Module) -> Iterator[None]:
+    trained = [item for item in module.parameters() if item.requires_grad]
+    for item in trained:
+        item.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for item in trained:
+            item.requires_grad_(True)

@@ -1,0 +1,164 @@
+"""The probe and the client's half: what travels, and that both sides mean the same."""
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
+from torch import nn
+
+from fedpsa_strategy import Calibration, Probe, Sketch, make_reply, sensitivity
+from fedpsa_strategy.probe import ProbeError, num_trainable
+
+
+def small_model(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(6, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 3)
+    )
+
+
+def make_probe(model, **kwargs):
+    return Probe.gaussian(model, (2, 3), num_classes=3, size=16, dim=8, **kwargs)
+
+
+def train_message(model, config, **records):
+    content = RecordDict(
+        {"arrays": ArrayRecord(model.state_dict()), "config": ConfigRecord(config), **records}
+    )
+    message = Message(content, dst_node_id=1, message_type=MessageType.TRAIN)
+    message.metadata.__dict__["_message_id"] = "m1"
+    return message
+
+
+def trained(model, steps=3):
+    """The same architecture after some steps, its buffers moved as well."""
+    after = small_model()
+    after.load_state_dict(model.state_dict())
+    after.train()
+    optimizer = torch.optim.SGD(after.parameters(), lr=0.1)
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(steps):
+        x = torch.randn(8, 2, 3, generator=generator)
+        nn.functional.cross_entropy(after(x), torch.arange(8) % 3).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return after
+
+
+def test_the_probe_is_the_sketch_of_the_sensitivity():
+    model = small_model()
+    probe = make_probe(model, seed=3, sketch_seed=4)
+    calibration = Calibration.gaussian((2, 3), size=16, seed=3, num_classes=3)
+    expected = Sketch(num_trainable(model), 8, 4)(sensitivity(model, *calibration.tensors()))
+    np.testing.assert_array_equal(probe(model), expected)
+    raw = make_probe(model, sketch_seed=4, signal="parameters")
+    flat = torch.cat([item.detach().flatten() for item in model.parameters()])
+    np.testing.assert_array_equal(raw(model), Sketch(num_trainable(model), 8, 4)(flat))
+
+
+def test_a_client_rebuilds_the_servers_probe_from_the_config():
+    model = small_model()
+    probe = make_probe(model, seed=1, sketch_seed=2, kind="gaussian")
+    rebuilt = Probe.from_config(ConfigRecord(probe.config()))
+    assert rebuilt(model) == probe(model)
+    sent = Probe.from_config(ConfigRecord(probe.config("arrays")), arrays=probe.arrays())
+    assert sent(model) == probe(model)
+
+
+def test_server_and_client_sketch_the_same_model_alike():
+    model = small_model()
+    probe = make_probe(model)
+    server = probe.sketch_fn(small_model(seed=9))
+    assert server(ArrayRecord(model.state_dict())) == probe(model)
+
+
+@pytest.mark.parametrize(
+    "key", ["sketch-seed", "calibration-seed", "calibration-size", "sketch-dim"]
+)
+def test_another_fingerprint_is_a_clear_error(key):
+    config = make_probe(small_model()).config()
+    with pytest.raises(ProbeError, match="fingerprint"):
+        Probe.from_config(ConfigRecord(config | {key: config[key] + 1}))
+
+
+def test_a_config_that_lacks_something_is_a_clear_error():
+    config = make_probe(small_model()).config()
+    del config["calibration-shape"]
+    with pytest.raises(ProbeError, match="calibration-shape"):
+        Probe.from_config(ConfigRecord(config))
+    config = make_probe(small_model()).config("arrays")
+    with pytest.raises(ProbeError, match="not cached"):
+        Probe.from_config(ConfigRecord(config))
+
+
+def test_real_batches_cannot_travel_as_a_seed():
+    calibration = Calibration.real(np.zeros((2, 6), np.float32), np.zeros(2, np.int64))
+    probe = Probe(calibration, Sketch(39, 8))
+    with pytest.raises(ValueError, match="arrays"):
+        probe.config("seed")
+    assert probe.config("arrays")["calibration-transport"] == "arrays"
+
+
+def test_reply_carries_the_update_new_integers_and_the_sketch_of_what_the_server_will_see():
+    model = small_model()
+    probe = make_probe(model)
+    after = trained(model)
+    reply = make_reply(
+        train_message(model, probe.config()), after, num_examples=8, metrics={"train-loss": 0.25}
+    )
+    before = model.state_dict()
+    delta = reply.content["arrays"].to_torch_state_dict()
+    assert delta.keys() == before.keys()
+    assert delta["2.num_batches_tracked"] == 3  # a new value, not a difference
+    seen_by_server = {
+        key: before[key] + value if value.is_floating_point() else value
+        for key, value in delta.items()
+    }
+    twin = small_model()
+    twin.load_state_dict(seen_by_server)
+    metrics = reply.content["metrics"]
+    assert metrics["sketch"] == probe(twin)
+    assert metrics["num-examples"] == 8
+    assert metrics["train-loss"] == 0.25
+    assert metrics["sensitivity-seconds"] > 0
+    assert reply.metadata.reply_to_message_id == "m1"
+
+
+def test_reply_without_a_probe_in_the_config_has_no_sketch():
+    model = small_model()
+    reply = make_reply(train_message(model, {"lr": 0.1}), trained(model), num_examples=1)
+    assert "sketch" not in reply.content["metrics"]
+
+
+def test_a_calibration_batch_that_was_sent_is_kept_on_the_node():
+    model = small_model()
+    probe = make_probe(model)
+    context = Context(1, 1, {}, RecordDict(), {})
+    first = make_reply(
+        train_message(model, probe.config("arrays"), calibration=probe.arrays()),
+        trained(model),
+        num_examples=1,
+        context=context,
+    )
+    second = make_reply(
+        train_message(model, probe.config("arrays")),
+        trained(model),
+        num_examples=1,
+        context=context,
+    )
+    assert first.content["metrics"]["sketch"] == second.content["metrics"]["sketch"]
+    with pytest.raises(ProbeError, match="not cached"):
+        make_reply(
+            train_message(model, probe.config("arrays")),
+            trained(model),
+            num_examples=1,
+            context=Context(1, 1, {}, RecordDict(), {}),
+        )
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_the_probe_works_on_a_gpu():
+    model = small_model()
+    probe = make_probe(model)
+    np.testing.assert_allclose(probe(model.cuda()), probe(model.cpu()), rtol=1e-4)
