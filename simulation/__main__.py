@@ -1,0 +1,7 @@
+"""``python -m simulation``."""
+
+import sys
+
+from simulation.cli import main
+
+sys.exit(main())

@@ -1,0 +1,281 @@
+"""The command line: ``python -m simulation``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from simulation.app_config import check_keys, default_run_config
+from simulation.environment import ConfigValue
+from simulation.errors import RunFailed
+from simulation.grpc_engine import run_on_processes
+from simulation.ray_engine import run_on_ray
+
+INTERRUPTED = 130
+"""The exit code after Ctrl-C, as a shell would show it."""
+
+Subparsers = Any  # argparse's own type for this is private
+RunConfig = dict[str, ConfigValue]
+Engine = Callable[[argparse.Namespace, RunConfig, int], dict[str, Any]]
+
+_APP_DIR = Path(__file__).resolve().parents[1]
+
+
+def _ray(arguments: argparse.Namespace, run_config: RunConfig, clients: int) -> dict[str, Any]:
+    print(f"Starting {clients} simulated clients on Ray; this takes about 20 seconds.", flush=True)
+    return run_on_ray(
+        arguments.app,
+        run_config,
+        num_clients=clients,
+        num_cpus=arguments.cpus,
+        client_cpus=arguments.client_cpus,
+        client_gpus=arguments.client_gpus,
+        stream=not arguments.quiet,
+    )
+
+
+def _processes(
+    arguments: argparse.Namespace, run_config: RunConfig, clients: int
+) -> dict[str, Any]:
+    print(f"Starting a SuperLink and {clients} SuperNodes as processes.", flush=True)
+    return run_on_processes(
+        arguments.app, run_config, num_nodes=clients, stream=not arguments.quiet
+    )
+
+
+ENGINES: dict[str, Engine] = {"ray": _ray}
+"""What ``run --engine`` offers."""
+
+
+def add_run(subparsers: Subparsers) -> None:
+    """Add ``python -m simulation run``."""
+    parser = subparsers.add_parser(
+        "run",
+        help="train with simulated clients on this machine",
+        description="Train with simulated clients on this machine. The clients' speeds follow a"
+        " virtual clock, so that fifty slow devices cost no more than their computing time.",
+    )
+    parser.add_argument(
+        "--engine",
+        choices=sorted(ENGINES),
+        default="ray",
+        help="what simulates the clients (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--clients", type=_positive, metavar="N", help="how many clients (default: 50)"
+    )
+    parser.add_argument(
+        "--cpus",
+        type=_positive,
+        metavar="N",
+        help="CPU cores for all clients: with 2, two train at a time (default: all cores)",
+    )
+    parser.add_argument(
+        "--client-cpus",
+        type=_positive,
+        default=1,
+        metavar="N",
+        help="CPU cores for one client (default: 1)",
+    )
+    parser.add_argument(
+        "--client-gpus",
+        type=float,
+        default=0.0,
+        metavar="X",
+        help="GPUs, or the part of one, for one client (default: 0)",
+    )
+    _add_common(parser)
+    parser.set_defaults(
+        handler=lambda arguments: _launch(arguments, ENGINES[arguments.engine]),
+        default_clients=50,
+        clock="virtual",
+    )
+
+
+def add_deploy(subparsers: Subparsers) -> None:
+    """Add ``python -m simulation deploy``."""
+    parser = subparsers.add_parser(
+        "deploy",
+        help="train on real Flower processes that talk gRPC",
+        description="Train on real Flower processes on this machine: one SuperLink, and one"
+        " SuperNode for each client, that talk gRPC as they would between machines. Every update"
+        " takes seconds, because Flower starts a new process for it.",
+    )
+    parser.add_argument(
+        "--nodes",
+        dest="clients",
+        type=_positive,
+        metavar="N",
+        help="how many SuperNodes (default: 4)",
+    )
+    _add_common(parser)
+    parser.set_defaults(
+        handler=lambda arguments: _launch(arguments, _processes),
+        default_clients=4,
+        clock="wall",
+    )
+
+
+COMMANDS: tuple[Callable[[Subparsers], None], ...] = (add_run, add_deploy)
+"""Each adds one subcommand, and sets `handler`, which takes the arguments and returns the exit
+code."""
+
+
+def _add_common(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--set",
+        dest="settings",
+        metavar="KEY=VALUE",
+        type=_setting,
+        action="append",
+        default=[],
+        help="change a value of the run config, the keys of which are listed under"
+        " [tool.flwr.app.config] in pyproject.toml; may be repeated",
+    )
+    parser.add_argument(
+        "--run-dir",
+        type=Path,
+        metavar="DIR",
+        help="folder for all results of this run (default: runs/<time>-<strategy>-<dataset>)",
+    )
+    parser.add_argument(
+        "--app",
+        type=Path,
+        default=_APP_DIR,
+        metavar="DIR",
+        help="folder of the Flower app (default: this repository)",
+    )
+    parser.add_argument("--quiet", action="store_true", help="do not show the log of the run")
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return number
+
+
+def _setting(text: str) -> tuple[str, str]:
+    key, separator, value = text.partition("=")
+    if not separator or not key.strip():
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form KEY=VALUE")
+    return key.strip(), value.strip()
+
+
+def parse_value(text: str, default: ConfigValue | None = None) -> ConfigValue:
+    """Read a value from the command line.
+
+    Parameters
+    ----------
+    text : str
+        A TOML value, or else a string that needs no quotes.
+    default : bool | int | float | str | None (default: None)
+        The value it replaces: ``1`` becomes a float where a float was, and a string where a
+        string was.
+    """
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except (tomllib.TOMLDecodeError, KeyError):
+        return text
+    if not isinstance(value, bool | int | float | str):
+        return text
+    if isinstance(default, str) and not isinstance(value, str):
+        return text
+    if isinstance(default, float) and type(value) is int:
+        return float(value)
+    return value
+
+
+def build_run_config(
+    arguments: argparse.Namespace, defaults: Mapping[str, ConfigValue], now: datetime
+) -> RunConfig:
+    """Put together the run config of a launch from its command line.
+
+    Raises
+    ------
+    RunFailed
+        If a key is unknown, or the command line contradicts itself.
+    """
+    settings: RunConfig = {k: parse_value(v, defaults.get(k)) for k, v in arguments.settings}
+    for key, option in (("num-clients", arguments.clients), ("run-dir", arguments.run_dir)):
+        if key in settings and option is not None and str(settings[key]) != str(option):
+            raise RunFailed(f"--set {key} contradicts the option for the same value.")
+    settings.setdefault("num-clients", arguments.clients or arguments.default_clients)
+    settings.setdefault("clock", arguments.clock)
+    run_dir = settings.get("run-dir") or arguments.run_dir
+    if not run_dir:
+        merged = {**defaults, **settings}
+        parts = [f"{now:%Y%m%dT%H%M%SZ}", merged.get("strategy"), merged.get("dataset")]
+        run_dir = _unused(Path("runs") / "-".join(str(part) for part in parts if part))
+    settings["run-dir"] = str(Path(str(run_dir)).absolute())
+    check_keys(settings, defaults)
+    return settings
+
+
+def _unused(path: Path) -> Path:
+    number, candidate = 1, path
+    while candidate.exists():
+        number += 1
+        candidate = path.with_name(f"{path.name}-{number}")
+    return candidate
+
+
+def _launch(arguments: argparse.Namespace, engine: Engine) -> int:
+    arguments.app = arguments.app.resolve()
+    defaults = default_run_config(arguments.app)
+    run_config = build_run_config(arguments, defaults, datetime.now(UTC))
+    clients = run_config["num-clients"]
+    if not isinstance(clients, int):
+        raise RunFailed(f"num-clients must be a whole number, not {clients!r}.")
+    print(f"Results go to {run_config['run-dir']}", flush=True)
+    engine(arguments, run_config, clients)
+    print(f"Completed; the results are in {run_config['run-dir']}", flush=True)
+    return 0
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser with all subcommands."""
+    parser = argparse.ArgumentParser(
+        prog="python -m simulation",
+        description="Run asynchronous federated learning on Flower. A launch starts the Flower"
+        " processes it needs, and ends them all, also after Ctrl-C.",
+    )
+    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for add in COMMANDS:
+        add(subparsers)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit code.
+
+    0 means that the run completed, 1 that it failed, 130 that it was interrupted.
+    """
+    parsed = build_parser().parse_args(arguments)
+    try:
+        return int(parsed.handler(parsed))
+    except KeyboardInterrupt:
+        print("Interrupted; everything that was started has ended.", file=sys.stderr)
+        return INTERRUPTED
+    except RunFailed as failure:
+        # Whoever followed the log has seen its end already.
+        shown = failure.reason if _was_streamed(parsed, failure) else str(failure)
+        print(f"Error: {shown}", file=sys.stderr)
+        return 1
+    except (ValueError, TypeError) as error:
+        print(f"Error: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        # The reader of our output left. Python would complain about that once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _was_streamed(parsed: argparse.Namespace, failure: RunFailed) -> bool:
+    return not getattr(parsed, "quiet", False) and type(failure) is RunFailed

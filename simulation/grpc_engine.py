@@ -1,0 +1,273 @@
+"""Run the app on real processes: a SuperLink and SuperNodes that talk gRPC over loopback."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from simulation.environment import (
+    LOOPBACK,
+    ConfigValue,
+    accepts_connections,
+    format_run_config,
+    free_port,
+)
+from simulation.errors import LaunchFailed
+from simulation.processes import Child
+from simulation.submit import Run, check_run_config, print_line, submit
+from simulation.superlink import LOG_FOLDER, START_TIMEOUT, SuperLink, running_superlink
+
+
+@dataclass
+class Node:
+    """A SuperNode that a `Deployment` started.
+
+    Attributes
+    ----------
+    process : Child
+        Its process.
+    config : dict[str, bool | int | float | str]
+        Its node config.
+    port : int
+        The port of its own Runtime API.
+    """
+
+    process: Child
+    config: dict[str, ConfigValue]
+    port: int
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self.process.pid
+
+    @property
+    def running(self) -> bool:
+        """Whether the process has not ended; a stopped one counts as running."""
+        return self.process.running
+
+    @property
+    def node_id(self) -> int | None:
+        """Flower's id of this node, once it has connected."""
+        found = re.search(r"SuperNode ID: (\d+)", self.process.tail(lines=1_000_000))
+        return int(found[1]) if found else None
+
+
+class Deployment:
+    """A SuperLink with SuperNodes, as processes of their own, for any number of runs.
+
+    A context manager: entering starts everything and waits until all nodes are connected,
+    leaving ends everything.
+
+    Parameters
+    ----------
+    app_dir : Path
+        The folder with the app's pyproject.toml.
+    num_nodes : int (default: 2)
+        How many SuperNodes to start.
+    node_configs : Sequence[Mapping[str, bool | int | float | str]] | None (default: None)
+        The node config of each node; ``partition-id`` and ``num-partitions`` by default.
+    log_dir : Path | None (default: None)
+        Folder for the logs of the processes; a temporary one by default.
+    flwr_home : Path | None (default: None)
+        Folder for Flower's state, which is then kept; a temporary one by default.
+
+    Attributes
+    ----------
+    nodes : list[Node]
+        Every node ever started, those that have died included.
+    superlink : SuperLink
+        The SuperLink.
+    """
+
+    superlink: SuperLink
+
+    def __init__(
+        self,
+        app_dir: Path,
+        *,
+        num_nodes: int = 2,
+        node_configs: Sequence[Mapping[str, ConfigValue]] | None = None,
+        log_dir: Path | None = None,
+        flwr_home: Path | None = None,
+    ) -> None:
+        if node_configs is None:
+            node_configs = [
+                {"partition-id": i, "num-partitions": num_nodes} for i in range(num_nodes)
+            ]
+        if len(node_configs) != num_nodes:
+            raise ValueError(f"{num_nodes} nodes need as many node configs.")
+        self.app_dir = Path(app_dir).resolve()
+        self.nodes: list[Node] = []
+        self._node_configs = node_configs
+        self._context = running_superlink(simulation=False, log_dir=log_dir, flwr_home=flwr_home)
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Deployment:
+        with contextlib.ExitStack() as stack:
+            self.superlink = stack.enter_context(self._context)
+            new = [self._start_node(config) for config in self._node_configs]
+            self._wait_until_online(new, before=set())
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
+
+    @property
+    def superlink_pid(self) -> int:
+        """The process id of the SuperLink."""
+        return self.superlink.process.pid
+
+    @property
+    def node_pids(self) -> list[int]:
+        """The process ids of all nodes, in the order in which they were started."""
+        return [node.pid for node in self.nodes]
+
+    def online_node_ids(self) -> set[int]:
+        """Return the ids of the nodes that Flower takes for connected.
+
+        A node that was killed stays among them until its heartbeats have been missing for about
+        a minute.
+        """
+        answer = self.superlink.flwr("supernode", "list", self.superlink.connection)
+        return {int(node["node-id"]) for node in answer["nodes"] if node["status"] == "online"}
+
+    def add_node(self, node_config: Mapping[str, ConfigValue] | None = None) -> Node:
+        """Start another node and wait until it is connected.
+
+        Parameters
+        ----------
+        node_config : Mapping[str, bool | int | float | str] | None (default: None)
+            By default that of the first node that has died and not been replaced, or else the
+            next ``partition-id``.
+        """
+        before = self.online_node_ids()
+        node = self._start_node(node_config or self._next_config())
+        self._wait_until_online([node], before)
+        return node
+
+    def _next_config(self) -> dict[str, ConfigValue]:
+        in_use = [node.config for node in self.nodes if node.running]
+        for node in self.nodes:
+            if node.config not in in_use:
+                return node.config
+        number = len(self.nodes)
+        return {"partition-id": number, "num-partitions": number + 1}
+
+    def _start_node(self, node_config: Mapping[str, ConfigValue]) -> Node:
+        port = free_port()
+        process = self.superlink.group.start(
+            f"supernode-{len(self.nodes)}",
+            [
+                "flower-supernode",
+                "--insecure",
+                "--isolation=subprocess",
+                f"--superlink={self.superlink.fleet_address}",
+                f"--host={LOOPBACK}",
+                f"--port={port}",
+                f"--node-config={format_run_config(node_config)}",
+            ],
+        )
+        node = Node(process, dict(node_config), port)
+        self.nodes.append(node)
+        return node
+
+    def _wait_until_online(self, new: Sequence[Node], before: set[int]) -> None:
+        deadline = time.monotonic() + START_TIMEOUT
+        # Asking Flower takes seconds of CPU time, asking a port does not, and a node opens its
+        # port just before it connects.
+        while not all(accepts_connections(node.port) for node in new):
+            self._check_starting(new, deadline)
+            time.sleep(0.1)
+        while len(self.online_node_ids() - before) < len(new):
+            self._check_starting(new, deadline)
+            time.sleep(0.5)
+
+    def _check_starting(self, new: Sequence[Node], deadline: float) -> None:
+        processes = [self.superlink.process, *(node.process for node in new)]
+        for process in processes:
+            if not process.running:
+                raise LaunchFailed(
+                    f"{process.name} ended with exit code {process.wait()} while starting.",
+                    log_tail=process.tail(),
+                )
+        if time.monotonic() >= deadline:
+            raise LaunchFailed(
+                f"Not all of {len(new)} SuperNodes connected within {START_TIMEOUT:.0f} s.",
+                log_tail="\n".join(f"[{p.name}]\n{p.tail(5)}" for p in processes),
+            )
+
+    def submit(self, run_config: Mapping[str, ConfigValue]) -> Run:
+        """Submit a run and return at once; `Run.wait` gives its result."""
+        return submit(self.superlink, self.app_dir, run_config)
+
+    def run(self, run_config: Mapping[str, ConfigValue], *, stream: bool = True) -> dict[str, Any]:
+        """Submit a run, wait for its end and return its summary.
+
+        Raises
+        ------
+        RunFailed
+            If the run did not complete; the deployment stays usable.
+        """
+        return self.submit(run_config).wait(echo=print_line if stream else None)
+
+
+def run_on_processes(
+    app_dir: Path,
+    run_config: Mapping[str, ConfigValue],
+    *,
+    num_nodes: int,
+    node_configs: Sequence[Mapping[str, ConfigValue]] | None = None,
+    stream: bool = True,
+    flwr_home: Path | None = None,
+) -> dict[str, Any]:
+    """Run the app once on a deployment of its own, and leave nothing running.
+
+    Parameters
+    ----------
+    app_dir : Path
+        The folder with the app's pyproject.toml.
+    run_config : Mapping[str, bool | int | float | str]
+        What to change of the app's default run config; ``run-dir`` must be an absolute path.
+    num_nodes : int
+        How many SuperNodes to start.
+    node_configs : Sequence[Mapping[str, bool | int | float | str]] | None (default: None)
+        The node config of each node; ``partition-id`` and ``num-partitions`` by default.
+    stream : bool (default: True)
+        Whether to print the run's log.
+    flwr_home : Path | None (default: None)
+        Folder for Flower's state, which is then kept; a temporary one by default.
+
+    Returns
+    -------
+    dict[str, Any]
+        The summary that the ServerApp wrote.
+
+    Raises
+    ------
+    RunFailed
+        If the run did not complete; the text says why.
+    KeyboardInterrupt
+        After Ctrl-C, when the run has been stopped and all processes have ended.
+    """
+    run_dir = check_run_config(Path(app_dir), run_config)
+    with Deployment(
+        app_dir,
+        num_nodes=num_nodes,
+        node_configs=node_configs,
+        log_dir=run_dir / LOG_FOLDER,
+        flwr_home=flwr_home,
+    ) as deployment:
+        return deployment.run(run_config, stream=stream)

@@ -1,0 +1,179 @@
+"""A SuperLink of our own, and Flower's command line talking to it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from simulation.environment import (
+    LOOPBACK,
+    flower_environment,
+    free_port,
+    launch_folder,
+    new_token,
+)
+from simulation.errors import LaunchFailed
+from simulation.processes import ProcessGroup
+
+LOG_FOLDER = "engine-logs"
+"""Where a run directory has the logs of the engine's processes."""
+
+START_TIMEOUT = 120.0
+"""Seconds for a Flower process to come up: generous, since an idle machine needs about three."""
+
+
+class SuperLink:
+    """A running SuperLink and the process group it belongs to.
+
+    Attributes
+    ----------
+    group : ProcessGroup
+        All processes of this launch.
+    process : Child
+        The SuperLink itself.
+    folder : Path
+        The launch's private folder.
+    connection : str
+        The name under which Flower's commands know it.
+    fleet_address : str
+        Where SuperNodes connect to, over gRPC.
+    """
+
+    def __init__(self, group: ProcessGroup, folder: Path, *, simulation: bool) -> None:
+        self.group = group
+        self.folder = folder
+        self.connection = f"launch-{group.token[:8]}"
+        self.fleet_address = f"{LOOPBACK}:{free_port()}"
+        self._port = free_port()
+        self._add_connection(Path(group.environment["FLWR_HOME"]))
+        # Without --database the state lives in memory: it ends with the launch anyway.
+        self.process = group.start(
+            "superlink",
+            [
+                "flower-superlink",
+                "--insecure",
+                "--isolation=subprocess",
+                f"--host={LOOPBACK}",
+                f"--port={self._port}",
+                "--simulation" if simulation else f"--fleet-api-address={self.fleet_address}",
+            ],
+        )
+
+    def _add_connection(self, flwr_home: Path) -> None:
+        flwr_home.mkdir(parents=True, exist_ok=True)
+        # Appended: a folder that the caller gave may have a configuration already.
+        with (flwr_home / "config.toml").open("a", encoding="utf-8") as config:
+            config.write(
+                f"\n[superlink.{self.connection}]\n"
+                f'address = "{LOOPBACK}:{self._port}"\ninsecure = true\n'
+            )
+
+    def wait_until_healthy(self, timeout: float = START_TIMEOUT) -> None:
+        """Wait for the SuperLink to answer.
+
+        Raises
+        ------
+        LaunchFailed
+            If it ends, or does not answer in time.
+        """
+        deadline = time.monotonic() + timeout
+        while not self._answers():
+            if not self.process.running:
+                raise LaunchFailed(
+                    f"The SuperLink ended with exit code {self.process.wait()} while starting.",
+                    log_tail=self.process.tail(),
+                )
+            if time.monotonic() >= deadline:
+                raise LaunchFailed(
+                    f"The SuperLink did not answer within {timeout:.0f} s.",
+                    log_tail=self.process.tail(),
+                )
+            time.sleep(0.1)
+
+    def _answers(self) -> bool:
+        # An opener without proxies: the request must not leave this machine.
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            with opener.open(f"http://{LOOPBACK}:{self._port}/health", timeout=2.0) as reply:
+                return bool(reply.status == 200)
+        except (urllib.error.URLError, OSError):
+            return False
+
+    def flwr(self, *arguments: str, timeout: float = 60.0) -> dict[str, Any]:
+        """Run a ``flwr`` command on this SuperLink and return its JSON answer.
+
+        Parameters
+        ----------
+        arguments : str
+            The command; the connection's name and the format are added.
+        timeout : float (default: 60.0)
+            Seconds before the command counts as failed.
+
+        Raises
+        ------
+        LaunchFailed
+            If the command fails; the text is Flower's own.
+        """
+        command = ["flwr", *arguments, "--format", "json"]
+        try:
+            done = subprocess.run(
+                command,
+                env=self.group.environment,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                encoding="utf-8",
+                errors="replace",
+                timeout=timeout,
+                check=False,
+                # Ctrl-C in a terminal is for the launcher, which then decides.
+                start_new_session=True,
+            )
+        except subprocess.TimeoutExpired:
+            raise LaunchFailed(f"`flwr {arguments[0]}` did not end in {timeout:.0f} s.") from None
+        answer: dict[str, Any] = {}
+        with contextlib.suppress(json.JSONDecodeError):
+            answer = json.loads(done.stdout)
+        if answer.get("success"):
+            return answer
+        failed = f"`flwr {arguments[0]}` failed"
+        if message := answer.get("error-message"):
+            lines = [line.strip() for line in message.splitlines()]
+            # Flower says first where it connected to.
+            said = [line for line in lines if line and not line.startswith("Using SuperLink")]
+            raise LaunchFailed(f"{failed}: {' '.join(said)}")
+        raise LaunchFailed(
+            f"{failed} with exit code {done.returncode}.", log_tail=(done.stderr or done.stdout)
+        )
+
+
+@contextlib.contextmanager
+def running_superlink(
+    *, simulation: bool, log_dir: Path | None = None, flwr_home: Path | None = None
+) -> Iterator[SuperLink]:
+    """Start a SuperLink in surroundings of its own, and end everything afterwards.
+
+    Parameters
+    ----------
+    simulation : bool
+        Whether it simulates its SuperNodes with Ray, or waits for real ones.
+    log_dir : Path | None (default: None)
+        Folder for the logs of the processes; a temporary one by default.
+    flwr_home : Path | None (default: None)
+        Folder for Flower's state, which is then kept; a temporary one by default.
+    """
+    with launch_folder() as folder:
+        environment = flower_environment(folder, new_token(), flwr_home)
+        with ProcessGroup(
+            log_dir or folder / "logs", environment=environment, folder=folder
+        ) as group:
+            superlink = SuperLink(group, folder, simulation=simulation)
+            superlink.wait_until_healthy()
+            yield superlink

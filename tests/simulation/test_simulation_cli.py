@@ -1,0 +1,216 @@
+"""The command line, with a stand-in for the engines."""
+
+import argparse
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simulation import cli
+from simulation.errors import LaunchFailed, RunFailed
+
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+DEFAULTS: dict[str, Any] = {
+    "run-dir": "",
+    "num-clients": 2,
+    "clock": "wall",
+    "strategy": "fedpsa",
+    "dataset": "digits",
+    "lr": 0.01,
+}
+
+
+def config(*arguments: str) -> dict[str, Any]:
+    return cli.build_run_config(cli.build_parser().parse_args(arguments), DEFAULTS, NOW)
+
+
+@pytest.mark.parametrize(
+    ("text", "default", "value"),
+    [
+        ("3", None, 3),
+        ("3", 0.5, 3.0),
+        ("3", "text", "3"),
+        ("1e-3", 0.5, 0.001),
+        ("inf", 0.5, float("inf")),
+        ("true", False, True),
+        ("true", "text", "true"),
+        ("fedbuff", "fedpsa", "fedbuff"),
+        ('"two words"', "text", "two words"),
+        ("two words", "text", "two words"),
+        ("'single'", None, "single"),
+        ("[1, 2]", None, "[1, 2]"),
+        ("2026-01-02", None, "2026-01-02"),
+        ("a = 1\nb", None, "a = 1\nb"),
+        ("1\nvalue2 = 2", "text", "1\nvalue2 = 2"),
+        ("", "text", ""),
+    ],
+)
+def test_values_are_toml_or_plain_text(text: str, default: Any, value: Any) -> None:
+    parsed = cli.parse_value(text, default)
+    assert parsed == value
+    assert type(parsed) is type(value)
+
+
+def test_defaults_of_run_and_deploy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = "20260102T030405Z-fedpsa-digits"
+    assert config("run") == {
+        "num-clients": 50,
+        "clock": "virtual",
+        "run-dir": str(tmp_path / "runs" / name),
+    }
+    assert config("deploy") == {
+        "num-clients": 4,
+        "clock": "wall",
+        "run-dir": str(tmp_path / "runs" / name),
+    }
+    (tmp_path / "runs" / name).mkdir(parents=True)
+    assert config("run")["run-dir"].endswith(f"{name}-2")
+
+
+def test_settings_win(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = ["--set", "strategy=fedbuff", "--set", "lr=1", "--set", "clock=wall"]
+    built = config("run", *settings, "--set", "num-clients=7", "--run-dir", "here")
+    assert built == {
+        "strategy": "fedbuff",
+        "lr": 1.0,
+        "clock": "wall",
+        "num-clients": 7,
+        "run-dir": str(tmp_path / "here"),
+    }
+    assert config("deploy", "--nodes", "3")["num-clients"] == 3
+    assert config("run", "--set", "run-dir=there")["run-dir"] == str(tmp_path / "there")
+    assert "-fedbuff-" in config("run", *settings)["run-dir"]
+
+
+def test_contradictions_and_unknown_keys_are_refused() -> None:
+    with pytest.raises(RunFailed, match="--set num-clients contradicts"):
+        config("run", "--clients", "3", "--set", "num-clients=4")
+    with pytest.raises(LaunchFailed, match="did you mean 'strategy'"):
+        config("run", "--set", "stratgy=fedpsa")
+
+
+@pytest.mark.parametrize(
+    "arguments", [["run", "--set", "lr"], ["run", "--clients", "0"], ["walk"], []]
+)
+def test_nonsense_is_refused_by_the_parser(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(arguments)
+    assert caught.value.code == 2
+    assert "usage:" in capsys.readouterr().err
+
+
+def run_with(
+    engine: Any, tiny_app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *more: str
+) -> int:
+    monkeypatch.setitem(cli.ENGINES, "ray", engine)
+    return cli.main(["run", "--app", str(tiny_app), "--run-dir", str(tmp_path / "run"), *more])
+
+
+def test_a_completed_run_exits_with_0(
+    tiny_app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[dict[str, Any], int]] = []
+
+    def engine(_: argparse.Namespace, run_config: dict[str, Any], clients: int) -> dict[str, Any]:
+        seen.append((run_config, clients))
+        return {"status": "completed"}
+
+    assert run_with(engine, tiny_app, tmp_path, monkeypatch, "--clients", "5") == 0
+    run_config = {"num-clients": 5, "clock": "virtual", "run-dir": str(tmp_path / "run")}
+    assert seen == [(run_config, 5)]
+
+
+@pytest.mark.parametrize(
+    ("error", "quiet", "shown"),
+    [
+        (RunFailed("It failed.", log_tail="trace"), False, "Error: It failed.\n"),
+        (RunFailed("It failed.", log_tail="trace"), True, "Error: It failed.\ntrace\n"),
+        (LaunchFailed("No start.", log_tail="trace"), False, "Error: No start.\ntrace\n"),
+        (ValueError("Bad value."), False, "Error: Bad value.\n"),
+    ],
+)
+def test_a_failed_run_exits_with_1_and_without_a_traceback(
+    error: Exception,
+    quiet: bool,
+    shown: str,
+    tiny_app: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def engine(*_: Any) -> dict[str, Any]:
+        raise error
+
+    more = ["--quiet"] if quiet else []
+    assert run_with(engine, tiny_app, tmp_path, monkeypatch, *more) == 1
+    assert capsys.readouterr().err == shown
+
+
+def test_an_interrupted_run_exits_with_130(
+    tiny_app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def engine(*_: Any) -> dict[str, Any]:
+        raise KeyboardInterrupt
+
+    assert run_with(engine, tiny_app, tmp_path, monkeypatch) == 130
+
+
+def test_deploy_runs_on_processes(
+    tiny_app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, Any] = {}
+
+    class FakeDeployment:
+        def __init__(self, app_dir: Path, **options: Any) -> None:
+            seen.update(options, app_dir=app_dir)
+
+        def __enter__(self) -> "FakeDeployment":
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            seen["ended"] = True
+
+        def run(self, run_config: dict[str, Any], *, stream: bool) -> dict[str, Any]:
+            seen.update(run_config=run_config, stream=stream)
+            return {"status": "completed"}
+
+    monkeypatch.setattr("simulation.grpc_engine.Deployment", FakeDeployment)
+    run_dir = tmp_path / "run"
+    arguments = ["deploy", "--app", str(tiny_app), "--run-dir", str(run_dir), "--quiet"]
+    assert cli.main([*arguments, "--nodes", "3"]) == 0
+    assert seen == {
+        "app_dir": tiny_app,
+        "num_nodes": 3,
+        "node_configs": None,
+        "log_dir": run_dir / "engine-logs",
+        "flwr_home": None,
+        "run_config": {"num-clients": 3, "clock": "wall", "run-dir": str(run_dir)},
+        "stream": False,
+        "ended": True,
+    }
+
+
+def test_a_folder_without_an_app_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["run", "--app", str(tmp_path)]) == 1
+    assert "is not the folder of a Flower app" in capsys.readouterr().err
+
+
+def test_the_command_line_is_light() -> None:
+    heavy = "import sys, simulation.cli; print({'torch', 'ray', 'flwr', 'numpy'} & {*sys.modules})"
+    done = subprocess.run(
+        [sys.executable, "-c", heavy],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(cli.__file__).parents[1],
+    )
+    assert done.stdout.strip() == "set()"

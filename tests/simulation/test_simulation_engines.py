@@ -1,0 +1,102 @@
+"""A tiny app on both of Flower's engines."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from simulation.errors import LaunchFailed, RunFailed
+from simulation.grpc_engine import Deployment
+from simulation.ray_engine import run_on_ray
+
+pytestmark = pytest.mark.engine
+
+Alive = Callable[[], set[int]]
+
+
+def test_ray_engine(
+    tiny_app: Path, tmp_path: Path, marked: Alive, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = 'a "quoted" C:\\path\nand more'
+    summary = run_on_ray(
+        tiny_app,
+        {"run-dir": str(tmp_path / "run"), "num-clients": 3, "text": text},
+        num_clients=3,
+        num_cpus=2,
+    )
+    assert not marked()
+    assert summary["status"] == "completed"
+    assert summary["answers"] == [0, 1, 2]
+    assert summary["text"] == text
+    shown = capsys.readouterr().out
+    assert "answers: [0, 1, 2]" in shown
+    assert "Since flwr 1.32" not in shown
+    assert (tmp_path / "run" / "engine-logs" / "superlink.log").exists()
+
+
+def test_ctrl_c_on_the_ray_engine(tiny_app: Path, tmp_path: Path, marked: Alive) -> None:
+    command = [sys.executable, "-m", "simulation", "run", "--app", str(tiny_app), "--clients", "2"]
+    launcher = subprocess.Popen(
+        [*command, "--set", "mode=forever", "--run-dir", str(tmp_path / "run"), "--cpus", "2"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert launcher.stdout is not None
+    shown = []
+    for line in launcher.stdout:
+        shown.append(line)
+        if line.startswith("answers"):
+            break
+    assert marked(), "".join(shown)
+    launcher.send_signal(signal.SIGINT)
+    rest, _ = launcher.communicate(timeout=60)
+    assert launcher.returncode == 130, "".join(shown) + rest
+    assert not marked()
+
+
+def test_deployment(
+    tiny_app: Path, tmp_path: Path, marked: Alive, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Deployment(tiny_app, num_nodes=2, log_dir=tmp_path / "logs") as deployment:
+        assert {deployment.superlink_pid, *deployment.node_pids} <= marked()
+        assert {node.node_id for node in deployment.nodes} == deployment.online_node_ids()
+
+        # Runs follow each other on the same deployment.
+        with pytest.raises(RunFailed, match="The run failed: ValueError: the model is on fire"):
+            deployment.run({"run-dir": str(tmp_path / "bad"), "mode": "raise"})
+        summary = deployment.run({"run-dir": str(tmp_path / "good")})
+        assert summary["answers"] == [0, 1]
+        assert "answers: [0, 1]" in capsys.readouterr().out
+
+        os.kill(deployment.node_pids[0], signal.SIGKILL)
+        deployment.nodes[0].process.wait(10)
+        node = deployment.add_node()
+        assert node.config == {"partition-id": 0, "num-partitions": 2}
+        assert node.node_id in deployment.online_node_ids()
+    assert not marked()
+
+
+def test_a_node_that_does_not_start_is_named(
+    tiny_app: Path, tmp_path: Path, marked: Alive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands = tmp_path / "commands"
+    commands.mkdir()
+    broken = commands / "flower-supernode"
+    broken.write_text("#!/bin/sh\necho 'no such luck'\nexit 3\n")
+    broken.chmod(0o755)
+    # The interpreter's folder comes first in the launch's PATH, so pretend that it is this one.
+    for name in ("flower-superlink", "flower-superexec", "flwr"):
+        (commands / name).symlink_to(Path(sys.executable).parent / name)
+    monkeypatch.setattr(sys, "executable", str(commands / "python"))
+    monkeypatch.setattr("simulation.processes.start_guard", lambda *_: None)
+    with (
+        pytest.raises(LaunchFailed, match="supernode-0 ended with exit code 3") as caught,
+        Deployment(tiny_app, num_nodes=1),
+    ):
+        pass
+    assert "no such luck" in caught.value.log_tail
