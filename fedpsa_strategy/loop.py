@@ -30,10 +30,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("flwr")
 
+STOP_REQUESTED = "a stop was requested"
+
 # Polling a real grid costs a round trip: back off while nothing arrives, start anew when it does.
 _FIRST_PAUSE = 0.002
 _LONGEST_PAUSE = 0.25
 _NODE_REFRESH = 5.0  # seconds between looks at who is connected
+_STOP_CHECK = 0.5  # seconds between two questions whether to stop
 _WAIT_NOTICE = 2.0  # seconds of silence after which listeners are told that the run is alive
 
 
@@ -105,6 +108,7 @@ class AsyncLoop:
         self._next_evaluation = strategy.evaluate_interval or 0.0
         self._evaluated: tuple[int, float] | None = None  # version and time of the last evaluation
         self._accuracy: float | None = None
+        self._next_stop_check = 0.0
 
     def run(self) -> Result:
         """Run to the end and return Flower's result."""
@@ -441,6 +445,10 @@ class AsyncLoop:
         target = strategy.target_accuracy
         if target is not None and self._accuracy is not None and self._accuracy >= target:
             return f"accuracy {self._accuracy:.4f} reaches the target {target:g}"
+        if strategy.stop_fn is not None and self.monotonic() >= self._next_stop_check:
+            self._next_stop_check = self.monotonic() + _STOP_CHECK
+            if strategy.stop_fn():
+                return STOP_REQUESTED
         limit = strategy.time_limit
         if limit is not None and self.monotonic() - self._started >= limit:
             return f"the time limit of {limit:g} s is reached"

@@ -129,6 +129,8 @@ class AsyncStrategy(Strategy):
         How many seconds to wait for nodes before giving up.
     query_timeout : float (default: 60.0)
         With the wall clock: how many seconds nodes have to tell their partition at the start.
+    stop_fn : Callable[[], bool] (default: None)
+        Asked about twice a second; the run ends in good order when it returns True.
     listeners : Sequence[Callable[[Event], None]] (default: ())
         Called with every event of the run.
     """
@@ -161,6 +163,7 @@ class AsyncStrategy(Strategy):
         failure_pause: float = 600.0,
         node_timeout: float = 120.0,
         query_timeout: float = 60.0,
+        stop_fn: Callable[[], bool] | None = None,
         listeners: Sequence[Listener] = (),
     ) -> None:
         check_range("fraction_train", fraction_train, above=0, most=1)
@@ -209,6 +212,7 @@ class AsyncStrategy(Strategy):
         self.failure_pause = failure_pause
         self.node_timeout = node_timeout
         self.query_timeout = query_timeout
+        self.stop_fn = stop_fn
         self.listeners = list(listeners)
         self.message_ttl: float | None = None
         self._state: RunState | None = None

@@ -12,6 +12,7 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from fedpsa_strategy.loop import STOP_REQUESTED
 from server_app.build import build_experiment
 from server_app.curve import draw_curve
 from server_app.progress import DAY, Progress, area_under_curve
@@ -71,6 +72,8 @@ def run_settings(grid: Grid, settings: Settings) -> dict[str, Any]:
         )
         with EventLog(run_dir.path / "events.jsonl") as event_log:
             experiment = build_experiment(settings, [event_log, progress])
+            # On the Ray engine no signal reaches this thread; a file does on every engine.
+            experiment.strategy.stop_fn = (run_dir.path / "stop-requested").exists
             result = experiment.strategy.start(
                 grid=grid,
                 initial_arrays=experiment.initial_arrays,
@@ -83,8 +86,11 @@ def run_settings(grid: Grid, settings: Settings) -> dict[str, Any]:
         title = f"{settings.strategy} on {settings.dataset}, {settings.num_clients} clients"
         picture = draw_curve(progress.curve, title=title, virtual=progress.virtual)
         run_dir.write("curve.png", picture)
-        summary |= {"status": "completed", "model_sha256": model_sha256(result.arrays)}
+        summary["status"] = "stopped" if progress.end_reason == STOP_REQUESTED else "completed"
+        summary["model_sha256"] = model_sha256(result.arrays)
     except BaseException as error:
+        if isinstance(error, SystemExit | KeyboardInterrupt):
+            summary["status"] = "stopped"
         summary["error"] = f"{type(error).__name__}: {error}"
         raise
     finally:

@@ -1,8 +1,13 @@
 """What all tests share."""
 
 import os
+import sys
+from pathlib import Path
 
 import pytest
+
+# The scripted grid is shared by test folders.
+sys.path.insert(0, str(Path(__file__).parent / "fedpsa_strategy"))
 
 # Before anything imports Flower or Ray: nothing leaves this machine.
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")

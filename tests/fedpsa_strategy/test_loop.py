@@ -508,6 +508,20 @@ def test_stops_at_the_wall_deadline_and_at_the_time_limit():
         assert 5 <= strategy.state.version <= 7
 
 
+def test_stops_when_it_is_asked_to():
+    grid = ScriptedGrid(2, lambda message: update(), delay=lambda message: 1.0)
+    recorder = Recorder()
+    strategy = FedBuff(
+        buffer_size=1,
+        max_in_flight=1,
+        stop_fn=lambda: grid.time.now > 5.0,
+        listeners=[recorder],
+    )
+    run(strategy, grid, num_versions=100)
+    assert 3 <= strategy.state.version <= 6
+    assert recorder.of("end")[0].reason == "a stop was requested"
+
+
 def test_federated_evaluation_does_not_stop_training():
     def behaviour(message):
         if in_train(message):
