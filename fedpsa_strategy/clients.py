@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import insort
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from fedpsa_strategy.seeds import derive
 
@@ -51,6 +54,17 @@ class Clients:
     def __getitem__(self, index: int) -> Client:
         return self._clients[index]
 
+    def __iter__(self) -> Iterator[Client]:
+        return iter(self._clients)
+
+    def restore(self, saved: Iterable[dict[str, Any]], waiting: Iterable[int]) -> None:
+        """Know the clients of an interrupted run again; they are offline until they join."""
+        for values in saved:
+            client = Client(**{**values, "online": False, "busy": False})
+            self._clients.append(client)
+            self._by_node[client.node_id] = client
+        self.waiting = set(waiting)
+
     def by_node(self, node_id: int) -> Client:
         """Return the client with this node id."""
         return self._by_node[node_id]
@@ -69,14 +83,27 @@ class Clients:
         self, node_id: int, partition: int | None = None, num_examples: int | None = None
     ) -> Client:
         """Add a node, or welcome one back."""
-        client = self._by_node.get(node_id)
+        client = self._by_node.get(node_id) or self._returning(node_id, partition)
         if client is None:
             client = Client(len(self._clients), node_id, partition, num_examples)
             self._clients.append(client)
             self._by_node[node_id] = client
         client.online = True
-        self._online.append(client.index)
+        # Kept in order of the indices: what is sampled must not depend on who came first.
+        insort(self._online, client.index)
         return client
+
+    def _returning(self, node_id: int, partition: int | None) -> Client | None:
+        """Return the offline client with this partition, under its new node id."""
+        if partition is None:
+            return None
+        for client in self._clients:
+            if client.partition == partition and not client.online:
+                del self._by_node[client.node_id]
+                client.node_id = node_id
+                self._by_node[node_id] = client
+                return client
+        return None
 
     def leave(self, node_id: int) -> Client:
         """Take a node out; a task it still works on stays in flight until it is answered."""

@@ -6,7 +6,7 @@ Progress lines, JSON files, dashboards and checkpoints subscribe to it; the loop
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar
 
 
@@ -151,3 +151,12 @@ class RunEnded(Event):
 
 
 Listener = Callable[[Event], None]
+
+_KINDS: dict[str, type[Event]] = {kind.kind: kind for kind in Event.__subclasses__()}
+
+
+def event_from_dict(values: Mapping[str, Any]) -> Event:
+    """Return the event that `to_dict` was called on; fields it does not know are left out."""
+    kind = _KINDS[values["event"]]
+    known = {item.name for item in fields(kind)}
+    return kind(**{key: value for key, value in values.items() if key in known})

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
@@ -24,6 +24,7 @@ from fedpsa_strategy.events import (
     Waiting,
 )
 from fedpsa_strategy.replies import error_text, read_metrics_reply
+from fedpsa_strategy.snapshot import restore_snapshot, take_snapshot
 
 if TYPE_CHECKING:
     from fedpsa_strategy.strategy import AsyncStrategy, Task
@@ -109,12 +110,15 @@ class AsyncLoop:
         self._evaluated: tuple[int, float] | None = None  # version and time of the last evaluation
         self._accuracy: float | None = None
         self._next_stop_check = 0.0
+        self._between_replies = True
 
     def run(self) -> Result:
         """Run to the end and return Flower's result."""
         strategy, state, clock = self.strategy, self.strategy.state, self.strategy.clock
+        saved = strategy.resume_from
+        tasks = [] if saved is None else self._load_state_dict(saved)
         self._gather_nodes()
-        clock.start()
+        clock.start(0.0 if saved is None else saved["time"])
         self._started = self._silent_since = self.monotonic()
         strategy.emit(
             RunStarted(
@@ -125,13 +129,27 @@ class AsyncLoop:
                 version=state.version,
             )
         )
-        self._evaluate()
-        while (reason := self._stop_reason()) is None:
-            self._refresh_nodes()
-            self._dispatch()
-            self._check_alive()
-            self._poll()
-            self._process_next()
+        if saved is None:
+            self._evaluate()
+        else:
+            self._send(strategy.resume_messages(tasks, self.train_config), again=True)
+        if strategy.checkpointer is not None:
+            strategy.checkpointer.begin(state.version)
+        try:
+            while (reason := self._stop_reason()) is None:
+                self._refresh_nodes()
+                self._dispatch()
+                self._check_alive()
+                self._poll()
+                self._between_replies = False
+                self._process_next()
+                self._between_replies = True
+                self._save_checkpoint(only_if_due=True)
+        except (SystemExit, KeyboardInterrupt):
+            self._save_checkpoint()
+            raise
+        if reason == STOP_REQUESTED:
+            self._save_checkpoint()
         if self._evaluated != (state.version, clock.now):
             self._evaluate()
         self._finish_evaluations()
@@ -147,6 +165,45 @@ class AsyncLoop:
         )
         self.result.arrays = state.arrays
         return self.result
+
+    # --- Checkpoints ---------------------------------------------------------------------------
+
+    def _save_checkpoint(self, *, only_if_due: bool = False) -> None:
+        strategy, state = self.strategy, self.strategy.state
+        checkpointer = strategy.checkpointer
+        # In the middle of a reply the state is neither before nor after it: the last one counts.
+        if checkpointer is None or not self._between_replies:
+            return
+        if not only_if_due or checkpointer.due(state.version):
+            checkpointer.save(state.sequence, state.version, self._state_dict())
+
+    def _state_dict(self) -> dict[str, Any]:
+        histories = (
+            self.result.train_metrics_clientapp,
+            self.result.evaluate_metrics_clientapp,
+            self.result.evaluate_metrics_serverapp,
+        )
+        return take_snapshot(self.strategy) | {
+            "histories": [
+                [[version, dict(metrics)] for version, metrics in history.items()]
+                for history in histories
+            ],
+            "next_evaluation": self._next_evaluation,
+            "evaluated": self._evaluated,
+            "accuracy": self._accuracy,
+        }
+
+    def _load_state_dict(self, saved: dict[str, Any]) -> list[Task]:
+        tasks = restore_snapshot(self.strategy, saved)
+        train, on_clients, on_server = (
+            {version: MetricRecord(metrics) for version, metrics in history}
+            for history in saved["histories"]
+        )
+        self.result = Result(self.strategy.state.arrays, train, on_clients, on_server)
+        self._next_evaluation = saved["next_evaluation"]
+        self._evaluated = tuple(saved["evaluated"]) if saved["evaluated"] else None
+        self._accuracy = saved["accuracy"]
+        return tasks
 
     # --- Nodes ---------------------------------------------------------------------------------
 
@@ -257,20 +314,28 @@ class AsyncLoop:
         strategy, state = self.strategy, self.strategy.state
         if state.clients.num_busy >= strategy.concurrency:
             return
-        messages = list(
-            strategy.configure_train(state.version + 1, state.arrays, self.train_config, self.grid)
+        self._send(
+            list(
+                strategy.configure_train(
+                    state.version + 1, state.arrays, self.train_config, self.grid
+                )
+            )
         )
+
+    def _send(self, messages: list[Message], *, again: bool = False) -> None:
+        """Push train messages and wait for their replies from now on."""
         if not messages:
             return
+        strategy = self.strategy
         accepted = set(self.grid.push_messages(messages))
         expires = self.monotonic() + self.timeout
-        for task in strategy.confirm_sent(messages):
+        for task in strategy.confirm_sent(messages, again=again):
             self._unanswered[task.message_id] = expires
             if task.due is not None:
                 heapq.heappush(self._queue, (task.due, task.sequence, task.message_id))
             if task.message_id not in accepted:
                 self._arrive(task.message_id, None)
-        for task, _ in list(state.prepared.values()):
+        for task, _ in list(strategy.state.prepared.values()):
             strategy.reject(task, "the message could not be sent")
 
     def _poll(self) -> None:

@@ -6,11 +6,13 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
+from fedpsa_strategy.checkpoint import Checkpointer
 from fedpsa_strategy.checks import check_range
 from fedpsa_strategy.clients import Client, Clients
 from fedpsa_strategy.clock import Clock, VirtualClock, WallClock
@@ -65,7 +67,7 @@ class RunState:
     sequence: int = 0
     in_flight: dict[str, Task] = field(default_factory=dict)  # by message id
     prepared: dict[int, tuple[Task, Message]] = field(default_factory=dict)  # by node id
-    models: dict[int, Vector] = field(default_factory=dict)  # versions that are in use
+    models: dict[int, tuple[Vector, Integers]] = field(default_factory=dict)  # versions in use
     reasons: Counter[str] = field(default_factory=Counter)
     round_metrics: list[RecordDict] = field(default_factory=list)
     version_metrics: MetricRecord | None = None
@@ -129,6 +131,10 @@ class AsyncStrategy(Strategy):
         How many seconds to wait for nodes before giving up.
     query_timeout : float (default: 60.0)
         With the wall clock: how many seconds nodes have to tell their partition at the start.
+    checkpointer : Checkpointer (default: None)
+        Saves the run's state from time to time.
+    resume_from : dict[str, Any] (default: None)
+        A saved state to go on from; the run has to be set up as the saved one was.
     stop_fn : Callable[[], bool] (default: None)
         Asked about twice a second; the run ends in good order when it returns True.
     listeners : Sequence[Callable[[Event], None]] (default: ())
@@ -163,6 +169,8 @@ class AsyncStrategy(Strategy):
         failure_pause: float = 600.0,
         node_timeout: float = 120.0,
         query_timeout: float = 60.0,
+        checkpointer: Checkpointer | None = None,
+        resume_from: dict[str, Any] | None = None,
         stop_fn: Callable[[], bool] | None = None,
         listeners: Sequence[Listener] = (),
     ) -> None:
@@ -212,6 +220,8 @@ class AsyncStrategy(Strategy):
         self.failure_pause = failure_pause
         self.node_timeout = node_timeout
         self.query_timeout = query_timeout
+        self.checkpointer = checkpointer
+        self.resume_from = resume_from
         self.stop_fn = stop_fn
         self.listeners = list(listeners)
         self.message_ttl: float | None = None
@@ -300,10 +310,7 @@ class AsyncStrategy(Strategy):
             if client is None:
                 break
             task = self._new_task(client)
-            content = RecordDict(self.task_records(task, arrays, config))
-            message = Message(content, client.node_id, MessageType.TRAIN, ttl=self.message_ttl)
-            state.prepared[client.node_id] = (task, message)
-            messages.append(message)
+            messages.append(self.train_message(task, arrays, config))
         return messages
 
     def aggregate_train(
@@ -437,13 +444,37 @@ class AsyncStrategy(Strategy):
         clients = Clients(self.seed)
         for node_id in sorted(node_ids):
             clients.join(node_id)
-        self._state = RunState(layout, clients, arrays, integers, models={0: vector})
+        models = {0: (vector, integers)}
+        self._state = RunState(layout, clients, arrays, integers, models=models)
         self.rule.start(vector)
 
     def emit(self, event: Event) -> None:
         """Hand an event to all listeners."""
         for listener in self.listeners:
             listener(event)
+
+    def train_message(self, task: Task, arrays: ArrayRecord, config: ConfigRecord) -> Message:
+        """Return the message of a task, which is in flight as soon as it is sent."""
+        content = RecordDict(self.task_records(task, arrays, config))
+        message = Message(content, task.node_id, MessageType.TRAIN, ttl=self.message_ttl)
+        self.state.prepared[task.node_id] = (task, message)
+        return message
+
+    def resume_messages(self, tasks: Iterable[Task], config: ConfigRecord) -> list[Message]:
+        """Return the messages of tasks that were in flight when a run was interrupted.
+
+        With the wall clock there are none: their time has passed, and other clients take over.
+        """
+        state = self.state
+        messages = []
+        for task in tasks if self.clock.virtual else ():
+            client = state.clients[task.client]
+            task.node_id = client.node_id
+            state.clients.start_task(client)
+            arrays = state.layout.write(*state.models[task.version])
+            messages.append(self.train_message(task, arrays, config))
+        self._forget_models()
+        return messages
 
     def task_records(
         self, task: Task, arrays: ArrayRecord, config: ConfigRecord
@@ -478,8 +509,11 @@ class AsyncStrategy(Strategy):
             weight_key=self.weighted_by_key,
         )
 
-    def confirm_sent(self, messages: Iterable[Message]) -> list[Task]:
-        """Note the ids that pushing gave to prepared messages; return their tasks."""
+    def confirm_sent(self, messages: Iterable[Message], *, again: bool = False) -> list[Task]:
+        """Note the ids that pushing gave to prepared messages; return their tasks.
+
+        Tasks that are sent `again` after a resume have had their event.
+        """
         state = self.state
         tasks = []
         for message in messages:
@@ -491,6 +525,8 @@ class AsyncStrategy(Strategy):
                 task.message_id = message_id
                 state.in_flight[message_id] = task
                 tasks.append(task)
+                if again:
+                    continue
                 self.emit(
                     Dispatched(
                         time=self.clock.now,
@@ -576,7 +612,7 @@ class AsyncStrategy(Strategy):
             num_examples=reply.num_examples,
             version=task.version,
             staleness=state.version - task.version,
-            start=state.models[task.version],
+            start=state.models[task.version][0],
             metrics=reply.metrics,
             extra=reply.extra,
         )
@@ -622,7 +658,7 @@ class AsyncStrategy(Strategy):
             state.round_metrics, self.weighted_by_key
         )
         state.round_metrics = []
-        state.models[state.version] = model
+        state.models[state.version] = (model, state.integers)
         state.arrays = state.layout.write(model, state.integers)
         state.clients.waiting.clear()
         self._forget_models()

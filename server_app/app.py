@@ -12,11 +12,12 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from fedpsa_strategy.checkpoint import Checkpointer, CheckpointStore, load
 from fedpsa_strategy.loop import STOP_REQUESTED
 from server_app.build import build_experiment
 from server_app.curve import draw_curve
 from server_app.progress import DAY, Progress, area_under_curve
-from server_app.run_dir import EventLog, RunDir, model_sha256
+from server_app.run_dir import EventLog, RunDir, model_sha256, read_events
 from server_app.settings import Settings, SettingsError
 from task.hardware import set_threads
 from task.shards import warm_cache
@@ -52,14 +53,19 @@ def run_settings(grid: Grid, settings: Settings) -> dict[str, Any]:
     if not settings.run_dir:
         default = RunDir.default_path(settings.strategy, settings.dataset)
         settings = replace(settings, run_dir=str(default))
-    run_dir = RunDir(Path(settings.run_dir))
-    run_dir.write_config(settings.to_run_config())
+    run_dir = RunDir(Path(settings.run_dir), resume=bool(settings.resume))
     progress = Progress(
         settings.status_interval, settings.clock == "virtual", _share_done(settings)
     )
     summary: dict[str, Any] = {"status": "failed", "settings": settings.to_run_config()}
     try:
         set_threads(settings.threads)
+        saved = load_checkpoint(settings, run_dir) if settings.resume else None
+        run_dir.write_config(settings.to_run_config())
+        keep = 0 if saved is None else saved["extra"]["events_size"]
+        if saved is not None:
+            progress.replay(read_events(run_dir.events_path, keep))
+            log.info("Resuming at version %d, %d uploads", saved["version"], saved["uploads"])
         warm_cache(
             settings.dataset,
             num_partitions=settings.num_clients,
@@ -70,11 +76,19 @@ def run_settings(grid: Grid, settings: Settings) -> dict[str, Any]:
             data_dir=settings.data_dir,
             cache_dir=settings.cache_dir,
         )
-        with EventLog(run_dir.path / "events.jsonl") as event_log:
+        with EventLog(run_dir.events_path, keep) as event_log:
             experiment = build_experiment(settings, [event_log, progress])
+            strategy = experiment.strategy
             # On the Ray engine no signal reaches this thread; a file does on every engine.
-            experiment.strategy.stop_fn = (run_dir.path / "stop-requested").exists
-            result = experiment.strategy.start(
+            strategy.stop_fn = (run_dir.path / "stop-requested").exists
+            strategy.resume_from = saved
+            strategy.checkpointer = Checkpointer(
+                checkpoint_store(settings, run_dir),
+                settings.checkpoint_versions,
+                settings.checkpoint_seconds,
+                lambda: {"settings": settings.to_run_config(), "events_size": event_log.size},
+            )
+            result = strategy.start(
                 grid=grid,
                 initial_arrays=experiment.initial_arrays,
                 num_rounds=settings.rounds,
@@ -100,6 +114,25 @@ def run_settings(grid: Grid, settings: Settings) -> dict[str, Any]:
     return summary
 
 
+def checkpoint_store(settings: Settings, run_dir: RunDir) -> CheckpointStore:
+    """Return where the checkpoints of a run are."""
+    return CheckpointStore(run_dir.path / "checkpoints", settings.checkpoint_keep)
+
+
+def load_checkpoint(settings: Settings, run_dir: RunDir) -> dict[str, Any]:
+    """Return the checkpoint to go on from, if the settings still fit it."""
+    if settings.resume == "true":
+        saved = checkpoint_store(settings, run_dir).load_newest()
+    else:
+        saved = load(Path(settings.resume))
+    if changed := settings.changed_since(saved["extra"]["settings"]):
+        listed = ", ".join(
+            f"{key} was {then!r}, now {now!r}" for key, (then, now) in changed.items()
+        )
+        raise SettingsError(f"a resumed run must keep its settings: {listed}")
+    return saved
+
+
 def _share_done(settings: Settings) -> Any:
     """Return a function that tells how much of a run is done, by the limit that is nearest."""
 
@@ -117,7 +150,6 @@ def _share_done(settings: Settings) -> Any:
 
 
 def _numbers(progress: Progress) -> dict[str, Any]:
-    seconds = progress.seconds
     area = area_under_curve(progress.curve)
     return {
         "end_reason": progress.end_reason,
@@ -130,8 +162,8 @@ def _numbers(progress: Progress) -> dict[str, Any]:
         "rejected": progress.rejected,
         "quarantines": progress.quarantines,
         "time": progress.time,
-        "seconds": seconds,
-        "uploads_per_second": progress.uploads / seconds if seconds > 0 else None,
+        "seconds": progress.seconds,
+        "uploads_per_second": progress.uploads_per_second,
         "bytes_up": progress.bytes_up,
         "mean_kappa": progress.mean("kappa"),
         "mean_staleness": progress.mean("staleness"),

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import pairwise
 from statistics import fmean
 from typing import Any
@@ -71,11 +72,18 @@ class Progress:
         self._sums: dict[str, tuple[float, int]] = {}
         self._started = monotonic()
         self._last_line = self._started
+        self._earlier_uploads = 0  # before this process went on
 
     @property
     def seconds(self) -> float:
         """Real seconds since the first message to a client."""
         return self.monotonic() - self._started
+
+    @property
+    def uploads_per_second(self) -> float | None:
+        """Accepted uploads per real second, since the first message."""
+        seconds = self.seconds
+        return (self.uploads - self._earlier_uploads) / seconds if seconds > 0 else None
 
     def mean(self, name: str) -> float | None:
         """Return the mean of `kappa`, `staleness` or `effective_number` over the whole run."""
@@ -88,6 +96,7 @@ class Progress:
         match event:
             case RunStarted():
                 self._started = self.monotonic()
+                self._earlier_uploads = self.uploads
                 self.version = event.version
                 log.info(
                     "%d clients, %d kept busy, %s parameters",
@@ -117,9 +126,16 @@ class Progress:
         else:
             log.info("%s", self.line())
 
+    def replay(self, events: Iterable[Event]) -> None:
+        """Take note of what happened before an interruption, without a word about it."""
+        interval, self.interval = self.interval, math.inf
+        for event in events:
+            self(event)
+        self.interval = interval
+
     def line(self) -> str:
         """Return the status line."""
-        rate = self.uploads / self.seconds if self.seconds > 0 else 0.0
+        rate = self.uploads_per_second or 0.0
         share = self.share_done(self)
         left = _duration(self.seconds * (1 / share - 1)) if 0 < share <= 1 else "?"
         moment = f"day {self.time / DAY:.3f}" if self.virtual else _duration(self.time)

@@ -7,7 +7,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -17,7 +17,7 @@ import tomli_w
 from flwr.app import ArrayRecord
 from safetensors.numpy import save
 
-from fedpsa_strategy.events import Event
+from fedpsa_strategy.events import Event, event_from_dict
 
 
 class RunDir:
@@ -26,14 +26,26 @@ class RunDir:
     Parameters
     ----------
     path : Path
-        The folder; made if it does not exist. One that already holds a run is refused.
+        The folder; made if it does not exist.
+    resume : bool (default: False)
+        Whether it holds a run that is to go on; else one that holds a run is refused.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, resume: bool = False) -> None:
         self.path = path
+        if resume and not self.events_path.exists():
+            raise FileNotFoundError(f"run-dir {path} holds no run that could be resumed")
         path.mkdir(parents=True, exist_ok=True)
-        if (path / "events.jsonl").exists():
-            raise FileExistsError(f"run-dir {path} already holds a run: choose another folder")
+        if not resume and self.events_path.exists():
+            raise FileExistsError(
+                f"run-dir {path} already holds a run: choose another folder, or resume=true to go "
+                "on from its newest checkpoint"
+            )
+
+    @property
+    def events_path(self) -> Path:
+        """Where the events are."""
+        return self.path / "events.jsonl"
 
     @classmethod
     def default_path(cls, strategy: str, dataset: str) -> Path:
@@ -74,18 +86,24 @@ class EventLog:
     ----------
     path : Path
         The file.
+    keep : int (default: 0)
+        How many bytes of an existing file are kept; what comes after them is cut off.
     wall : Callable[[], float] (default: time.time)
         Real time, which every line carries beside the run's own.
     """
 
-    def __init__(self, path: Path, wall: Callable[[], float] = time.time) -> None:
+    def __init__(self, path: Path, keep: int = 0, wall: Callable[[], float] = time.time) -> None:
         self._file = path.open("ab", buffering=0)
+        self._file.truncate(keep)
+        self.size = keep
         self._wall = wall
 
     def __call__(self, event: Event) -> None:
         """Append the event."""
         line = _plain(event.to_dict()) | {"wall": round(self._wall(), 3)}
-        self._file.write(json.dumps(line).encode() + b"\n")
+        data = json.dumps(line).encode() + b"\n"
+        self._file.write(data)
+        self.size += len(data)
 
     def __enter__(self) -> EventLog:
         return self
@@ -97,6 +115,13 @@ class EventLog:
         traceback: TracebackType | None,
     ) -> None:
         self._file.close()
+
+
+def read_events(path: Path, size: int) -> Iterator[Event]:
+    """Yield the events in the first `size` bytes of a file."""
+    with path.open("rb") as file:
+        for line in file.read(size).splitlines():
+            yield event_from_dict(json.loads(line))
 
 
 def model_sha256(arrays: ArrayRecord) -> str:

@@ -12,6 +12,24 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 METHODS = ("fedpsa", "fedavg", "fedasync", "fedbuff", "ca2fl", "fedfa", "fedpac")
+# What a resumed run may set differently: when it ends, what it waits for, and where things are.
+MAY_CHANGE = {
+    "num-server-rounds",
+    "virtual-days",
+    "time-limit",
+    "target-accuracy",
+    "min-nodes",
+    "node-timeout",
+    "reply-timeout",
+    "checkpoint-versions",
+    "checkpoint-seconds",
+    "checkpoint-keep",
+    "resume",
+    "run-dir",
+    "data-dir",
+    "cache-dir",
+    "status-interval",
+}
 # Datasets whose model has an encoder before its head.
 _WITH_ENCODER = ("digits", "mnist", "cifar10", "cifar100")
 
@@ -182,6 +200,18 @@ class Settings:
         600.0, "for how long it is left out, in units of the clock", above=0
     )
 
+    # Checkpoints
+    checkpoint_versions: int = _setting(
+        0, "save the run's state every so many versions; 0: not by versions", least=0
+    )
+    checkpoint_seconds: float = _setting(
+        30.0, "save the run's state every so many real seconds; 0: not by time", least=0
+    )
+    checkpoint_keep: int = _setting(2, "checkpoints that are kept", least=1)
+    resume: str = _setting(
+        "", "true: go on from the newest checkpoint in run-dir; or the path of a checkpoint"
+    )
+
     # Places
     run_dir: str = _setting(
         "", "absolute path of the run's folder; empty: runs/<time>-<strategy>-<dataset>"
@@ -205,6 +235,8 @@ class Settings:
         for key, value in run_config.items():
             if key not in known:
                 raise SettingsError(f"unknown setting {key!r}; known are: {', '.join(known)}")
+            if key == "resume" and isinstance(value, bool):
+                value = "true" if value else ""
             values[known[key].name] = _checked(key, value, known[key])
         settings = cls(**values)
         settings._check_combinations()
@@ -213,6 +245,13 @@ class Settings:
     def to_run_config(self) -> dict[str, Any]:
         """Return all settings with their run-config keys."""
         return {key_of(name): value for name, value in asdict(self).items()}
+
+    def changed_since(self, run_config: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+        """Return the settings that matter and differ from an earlier run's: key -> (then, now)."""
+        now = self.to_run_config()
+        keys = (now.keys() | run_config.keys()) - MAY_CHANGE
+        pairs = {key: (run_config.get(key), now.get(key)) for key in sorted(keys)}
+        return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
 
     @property
     def rounds(self) -> int:
@@ -245,6 +284,8 @@ class Settings:
             )
         if self.strategy == "fedpac" and self.step == "compiled":
             raise SettingsError("strategy='fedpac' trains in two phases: use step='eager'")
+        if self.resume and not self.run_dir:
+            raise SettingsError(f"resume={self.resume!r} needs run-dir, the folder of that run")
         bounded = self.num_server_rounds or self.time_limit or self.target_accuracy
         if not (bounded or (self.clock == "virtual" and self.virtual_days)):
             raise SettingsError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import threading
 import time
@@ -46,18 +47,17 @@ class Run:
         """Return how the run stands, without reading its events."""
         config, summary = self._config(), self._summary()
         written, summarised = _changed(self._tail.path), _changed(self.path / "summary.json")
-        status = "waiting"
-        if summary and summarised >= written:  # an older one belongs to what was resumed
+        status, accuracy = "waiting", summary.get("accuracy")
+        # A summary that is older than the events belongs to what was resumed, or is a copy.
+        if summary and (summarised >= written or self.state.end_reason is not None):
             status = str(summary.get("status"))
         elif written:
             status = "running" if self.now() - written < _SILENCE else "silent"
-        else:
-            summary = {}
         names = ("strategy", "dataset", "seed", "clock")
         return {
             "status": status,
-            "error": summary.get("error") if status == "failed" else None,
-            "accuracy": summary.get("accuracy") if status == "completed" else None,
+            "error": str(summary.get("error")) if status == "failed" else None,
+            "accuracy": accuracy if status == "completed" and isinstance(accuracy, float) else None,
             "changed": max(written, summarised, _changed(self.path / "config.toml")),
             **{name: config.get(name) for name in names},
         }
@@ -101,15 +101,20 @@ class Run:
             if time.monotonic() >= give_up:
                 return max(self._tail.path.stat().st_size - self._tail.offset, 0)
 
-    def _config(self) -> dict[str, Any]:
+    def _config(self) -> dict[str, str]:
+        """Return the settings as texts: seeds are 64-bit integers, which JavaScript has not."""
         try:
-            return tomllib.loads((self.path / "config.toml").read_text())
+            config = tomllib.loads((self.path / "config.toml").read_text())
         except (OSError, ValueError):
             return {}
+        return {
+            key: str(v).lower() if v is True or v is False else str(v) for key, v in config.items()
+        }
 
     def _summary(self) -> dict[str, Any]:
         try:
-            summary = json.loads((self.path / "summary.json").read_text())
+            text = (self.path / "summary.json").read_text()
+            summary = json.loads(text, parse_constant=lambda _: None, parse_float=_finite)
         except (OSError, ValueError):
             return {}
         return summary if isinstance(summary, dict) else {}
@@ -165,13 +170,20 @@ def _changed(path: Path) -> float:
         return 0.0
 
 
-def _share_done(config: dict[str, Any], state: dict[str, Any]) -> float | None:
+def _finite(text: str) -> float | None:
+    try:
+        return number if math.isfinite(number := float(text)) else None
+    except ValueError:
+        return None
+
+
+def _share_done(config: dict[str, str], state: dict[str, Any]) -> float | None:
     """Return how much of the run is done, by the limit that is nearest."""
-    days = config.get("virtual-days") if config.get("clock") == "virtual" else None
-    limits = (
-        (state["totals"]["version"], config.get("num-server-rounds")),
-        (state["time"] / DAY, days),
-        (state["elapsed"] or 0.0, config.get("time-limit")),
-    )
-    shares = [min(done / limit, 1.0) for done, limit in limits if limit]
+    done = {
+        "num-server-rounds": state["totals"]["version"],
+        "virtual-days": state["time"] / DAY if config.get("clock") == "virtual" else 0.0,
+        "time-limit": state["elapsed"] or 0.0,
+    }
+    limits = {key: _finite(config.get(key, "0")) or 0.0 for key in done}
+    shares = [min(done[key] / limit, 1.0) for key, limit in limits.items() if limit > 0]
     return max(shares, default=None)

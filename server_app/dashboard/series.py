@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-_POINTS = 400
-
 
 @dataclass
 class Point:
@@ -33,8 +31,9 @@ class Point:
 
 @dataclass
 class Series:
-    """Values over time; when there are too many, neighbours are merged two by two."""
+    """Values over time; when there are more than `limit`, neighbours are merged two by two."""
 
+    limit: int
     points: list[Point] = field(default_factory=list)
     stride: int = 1  # values per full point
 
@@ -45,7 +44,7 @@ class Series:
             self.points[-1] += point
         else:
             self.points.append(point)
-        if len(self.points) > _POINTS:
+        if len(self.points) > self.limit:
             odd = self.points[len(self.points) // 2 * 2 :]
             pairs = zip(self.points[::2], self.points[1::2], strict=False)
             self.points = [first + second for first, second in pairs] + odd

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter, defaultdict, deque
+from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import fmean
@@ -17,6 +17,7 @@ _MEAN_OVER = 50  # recent uploads, as in the status line of a run
 _UPLOADS, _BUFFERS, _REJECTIONS = 300, 30, 50  # the last ones are shown
 _REASONS, _TEXT = 100, 300  # different reasons told apart, and characters shown of each
 _WEIGHTS, _CLIENTS, _BARS = 64, 600, 64
+_POINTS, _NOISY_POINTS = 400, 100  # of curves; those that jump with every upload are averaged more
 
 
 @dataclass
@@ -54,7 +55,7 @@ class RunState:
         self.totals |= {"temperature": None, "effective_number": None}
         self.totals |= dict.fromkeys(("version", "uploads", "rejected", "quarantines"), 0)
         self.totals["bytes_up"] = 0
-        self.series: defaultdict[str, Series] = defaultdict(Series)
+        self.series: dict[str, Series] = {}
         self.clients: dict[int, Client] = {}
         self._wall_zero: float | None = None
         self._num_seen = 0  # uploads in this file; the first part of a resumed run may be elsewhere
@@ -137,8 +138,8 @@ class RunState:
         self._staleness[max(upload["staleness"], 0)] += 1
         self._recent.append(upload)
         self._buffer.append(upload)
-        self._add("staleness", upload["staleness"])
-        self._add("kappa", upload["kappa"])
+        self._add("staleness", upload["staleness"], _NOISY_POINTS)
+        self._add("kappa", upload["kappa"], _NOISY_POINTS)
         self._add("temperature", temperature)
         self.totals["temperature"] = temperature
 
@@ -199,9 +200,10 @@ class RunState:
         client.node_id = node_id
         return client
 
-    def _add(self, name: str, value: float | None) -> None:
+    def _add(self, name: str, value: float | None, limit: int = _POINTS) -> None:
         if value is not None:
-            self.series[name].add(self.time, self.elapsed, self.totals["uploads"], value)
+            series = self.series.setdefault(name, Series(limit))
+            series.add(self.time, self.elapsed, self.totals["uploads"], value)
 
     # --- What the page gets ----------------------------------------------------------------------
 

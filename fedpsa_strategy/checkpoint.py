@@ -1,0 +1,232 @@
+"""Checkpoints: all of a run's state in one file, whole or not at all.
+
+A file is a line of text, `fedpsa-checkpoint <format> <sha256 of the rest>`, followed by a NumPy
+archive with the arrays and, as JSON, everything else. Nothing in it is ever executed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import logging
+import os
+import time
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedpsa_strategy.checks import check_range
+from fedpsa_strategy.errors import FedPSAError
+
+log = logging.getLogger("flwr")
+
+FORMAT = 1
+_MAGIC = b"fedpsa-checkpoint"
+_ARRAY = "__array__"
+_TREE = "tree"
+
+
+class CheckpointError(FedPSAError):
+    """A checkpoint that cannot be used; the text says which and why."""
+
+
+class CheckpointStore:
+    """The checkpoints of a run: `checkpoint-<number>.ckpt` in a folder.
+
+    Parameters
+    ----------
+    folder : Path
+        Where they are; made when the first one is written.
+    keep : int (default: 2)
+        How many of the newest are kept.
+    """
+
+    def __init__(self, folder: Path, keep: int = 2) -> None:
+        check_range("keep", keep, least=1)
+        self.folder = Path(folder)
+        self.keep = keep
+
+    def paths(self) -> list[Path]:
+        """Return the checkpoints, oldest first."""
+        return sorted(self.folder.glob("checkpoint-*.ckpt"))
+
+    def save(self, number: int, state: Mapping[str, Any]) -> Path:
+        """Write a checkpoint and remove the oldest ones.
+
+        Parameters
+        ----------
+        number : int
+            Orders the checkpoints; grows during a run.
+        state : Mapping[str, Any]
+            Numbers, texts, None, arrays, and lists and dicts of them.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / f"checkpoint-{number:012d}.ckpt"
+        temporary = self.folder / f".{path.name}.{os.getpid()}"
+        data = pack(state)
+        head = f"{_MAGIC.decode()} {FORMAT} {hashlib.sha256(data).hexdigest()}\n".encode()
+        try:
+            with temporary.open("wb") as file:
+                file.write(head)
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        for old in self.paths()[: -self.keep]:
+            old.unlink(missing_ok=True)
+        return path
+
+    def load_newest(self) -> dict[str, Any]:
+        """Return the newest checkpoint that is whole; a damaged one falls back to the one before.
+
+        Raises
+        ------
+        CheckpointError
+            When there is none, or none that can be read.
+        """
+        problems = []
+        for path in reversed(self.paths()):
+            try:
+                return load(path)
+            except CheckpointError as error:
+                log.warning("%s; trying the one before", error)
+                problems.append(str(error))
+        found = "; ".join(problems) or "there is none"
+        raise CheckpointError(f"no usable checkpoint in {self.folder}: {found}")
+
+
+class Checkpointer:
+    """Decides when a run is saved, and saves it.
+
+    Parameters
+    ----------
+    store : CheckpointStore
+        Where to.
+    every_versions : int (default: 0)
+        Save every so many versions; 0: not by versions.
+    every_seconds : float (default: 0.0)
+        Save every so many real seconds; 0: not by time.
+    extra : Callable[[], Mapping[str, Any]] (default: None)
+        More to put into each checkpoint, under the key `extra`.
+    monotonic : Callable[[], float] (default: time.monotonic)
+        Real time.
+    """
+
+    def __init__(
+        self,
+        store: CheckpointStore,
+        every_versions: int = 0,
+        every_seconds: float = 0.0,
+        extra: Callable[[], Mapping[str, Any]] | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        check_range("every_versions", every_versions, least=0)
+        check_range("every_seconds", every_seconds, least=0)
+        self.store = store
+        self.every_versions = every_versions
+        self.every_seconds = every_seconds
+        self.extra = extra
+        self._monotonic = monotonic
+        self._last_version = 0
+        self._last_time = monotonic()
+
+    def begin(self, version: int) -> None:
+        """Count from here."""
+        self._last_version = version
+        self._last_time = self._monotonic()
+
+    def due(self, version: int) -> bool:
+        """Return whether it is time."""
+        by_version = self.every_versions and version - self._last_version >= self.every_versions
+        by_time = self.every_seconds and self._monotonic() - self._last_time >= self.every_seconds
+        return bool(by_version or by_time)
+
+    def save(self, number: int, version: int, state: Mapping[str, Any]) -> bool:
+        """Save; a full disk or the like is logged and does not stop the run.
+
+        Parameters
+        ----------
+        number : int
+            Orders the checkpoints.
+        version : int
+            The version saved.
+        state : Mapping[str, Any]
+            See `CheckpointStore.save`.
+
+        Returns
+        -------
+        bool
+            Whether it worked.
+        """
+        self.begin(version)
+        try:
+            self.store.save(number, {**state, "extra": self.extra() if self.extra else {}})
+        except OSError as error:
+            log.warning("the checkpoint of version %d could not be written: %s", version, error)
+            return False
+        return True
+
+
+def load(path: Path) -> dict[str, Any]:
+    """Return the state in a checkpoint file; raises CheckpointError."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"checkpoint {path} cannot be read: {error}") from None
+    head, separator, data = content.partition(b"\n")
+    words = head.split(b" ")
+    if not separator or len(words) != 3 or words[0] != _MAGIC:
+        raise CheckpointError(f"{path} is not a checkpoint of this project")
+    if words[1] != str(FORMAT).encode():
+        raise CheckpointError(
+            f"checkpoint {path} has format {words[1].decode(errors='replace')}, this version "
+            f"reads format {FORMAT}"
+        )
+    if hashlib.sha256(data).hexdigest().encode() != words[2]:
+        raise CheckpointError(f"checkpoint {path} is damaged: its checksum does not match")
+    try:
+        return unpack(data)
+    except (ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise CheckpointError(f"checkpoint {path} cannot be decoded: {error}") from None
+
+
+def pack(state: Mapping[str, Any]) -> bytes:
+    """Return a tree of plain values and arrays as bytes."""
+    arrays: dict[str, Any] = {}
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, np.ndarray):
+            arrays[str(len(arrays))] = value
+            return {_ARRAY: str(len(arrays) - 1)}
+        if isinstance(value, Mapping):
+            return {key: plain(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [plain(item) for item in value]
+        return value.item() if isinstance(value, np.generic) else value
+
+    tree = json.dumps(plain(state)).encode()
+    arrays[_TREE] = np.frombuffer(tree, np.uint8)
+    output = io.BytesIO()
+    np.savez(output, **arrays)
+    return output.getvalue()
+
+
+def unpack(data: bytes) -> dict[str, Any]:
+    """Return what `pack` was given (tuples as lists)."""
+    with np.load(io.BytesIO(data), allow_pickle=False) as archive:
+
+        def rich(value: Any) -> Any:
+            if isinstance(value, dict):
+                if value.keys() == {_ARRAY}:
+                    return archive[value[_ARRAY]]
+                return {key: rich(item) for key, item in value.items()}
+            return [rich(item) for item in value] if isinstance(value, list) else value
+
+        tree: dict[str, Any] = rich(json.loads(archive[_TREE].tobytes()))
+    return tree

@@ -1,0 +1,392 @@
+// Charts as plain SVG. A drawing is a function of a model and a size; a Chart keeps it up to date
+// and gives it a tooltip for pointer and keyboard. Texts enter the page only as text nodes.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+export function html(tag, attributes = {}, ...children) {
+  return fill(document.createElement(tag), attributes, children);
+}
+
+export function svg(tag, attributes = {}, ...children) {
+  return fill(document.createElementNS(SVG, tag), attributes, children);
+}
+
+function fill(node, attributes, children) {
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else if (value === true) node.setAttribute(name, "");
+    else if (value !== null && value !== undefined && value !== false) node.setAttribute(name, value);
+  }
+  node.append(...children.filter((child) => child !== null && child !== undefined));
+  return node;
+}
+
+// --- Numbers ------------------------------------------------------------------------------------
+
+const plain = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
+
+export const integer = (value) => (value === null ? "–" : plain.format(value));
+export const fixed = (digits) => (value) =>
+  value === null || value === undefined ? "–" : value.toFixed(digits).replace("-", "−");
+export const percent = (value, digits = 1) =>
+  value === null || value === undefined ? "–" : `${(100 * value).toFixed(digits)} %`;
+
+export function bytes(value) {
+  const units = ["B", "kB", "MB", "GB", "TB"];
+  let unit = 0;
+  while (value >= 1000 && unit < units.length - 1) [value, unit] = [value / 1000, unit + 1];
+  return `${unit && value < 100 ? value.toFixed(1) : value.toFixed(0)} ${units[unit]}`;
+}
+
+export function duration(seconds) {
+  if (seconds < 60) return `${seconds.toFixed(seconds < 10 ? 1 : 0)} s`;
+  if (seconds < 3600) return `${Math.floor(seconds / 60)} min ${Math.floor(seconds % 60)} s`;
+  return `${Math.floor(seconds / 3600)} h ${Math.floor((seconds % 3600) / 60)} min`;
+}
+
+function ticks(low, high, wanted, whole = false) {
+  const raw = (high - low) / Math.max(wanted, 1);
+  const power = 10 ** Math.floor(Math.log10(raw));
+  let step = [1, 2, 2.5, 5, 10].map((factor) => factor * power).find((size) => size >= raw * 0.999);
+  if (whole) step = Math.max(1, Math.round(step));
+  const values = [];
+  for (let i = Math.ceil(low / step - 1e-6); i * step <= high + step * 1e-6; i++) values.push(i * step);
+  const digits = Math.max(0, -Math.floor(Math.log10(step) + 1e-9));
+  return { values, step, digits: step / 10 ** -digits % 1 > 1e-6 ? digits + 1 : digits };
+}
+
+// --- The frame of a chart with axes -------------------------------------------------------------
+
+// Returns the plot area with its scales and axes. `y` and `x` have low, high, label and format.
+function frame(width, height, x, y) {
+  const yTicks = ticks(y.low, y.high, height < 220 ? 4 : 5, y.whole);
+  const yText = (value) => (y.format ? y.format(value, yTicks.digits) : value.toFixed(yTicks.digits).replace("-", "−"));
+  const left = 10 + 6.4 * Math.max(...yTicks.values.map((value) => yText(value).length), 2);
+  const area = { left, right: width - 12, top: 12, bottom: height - 36 };
+  const px = (value) => area.left + ((value - x.low) / (x.high - x.low || 1)) * (area.right - area.left);
+  const py = (value) => area.bottom - ((value - y.low) / (y.high - y.low || 1)) * (area.bottom - area.top);
+  const axes = svg("g", { class: "axes" });
+  for (const value of yTicks.values) {
+    const at = py(value);
+    axes.append(
+      svg("line", { x1: area.left, x2: area.right, y1: at, y2: at, class: value === 0 ? "zero" : "" }),
+      svg("text", { x: area.left - 6, y: at + 4, "text-anchor": "end" }, yText(value)),
+    );
+  }
+  for (const [value, text] of xMarks(x, width)) {
+    axes.append(svg("text", { x: px(value), y: area.bottom + 17, "text-anchor": "middle" }, text));
+  }
+  axes.append(
+    svg("text", { x: (area.left + area.right) / 2, y: height - 4, "text-anchor": "middle", class: "name" }, x.label),
+  );
+  return { area, px, py, axes };
+}
+
+function xMarks(x, width) {
+  if (x.marks) return x.marks;
+  const { values, digits } = ticks(x.low, x.high, Math.max(2, Math.floor(width / 90)), x.whole);
+  return values.map((value) => [value, x.format ? x.format(value) : value.toFixed(digits)]);
+}
+
+const path = (points) => points.map(([x, y], i) => `${i ? "L" : "M"}${x.toFixed(1)} ${y.toFixed(1)}`).join("");
+
+// --- Drawings: (model, width, height) -> { nodes, targets, height? } -----------------------------
+// A target is what the tooltip can point at: { x, y?, lines, marks }.
+
+// Lines over time. model.lines: [{ name, color, dash, points: [[x, y, low, high]] }].
+export function lines(model, width, height) {
+  const all = model.lines.flatMap((line) => line.points);
+  const { low, high } = range(model, all, model.x.high);
+  const { area, px, py, axes } = frame(width, height, { low: 0, ...model.x }, { ...model.y, low, high });
+  const clip = `clip-${model.id}`;
+  const curves = svg("g", { "clip-path": `url(#${clip})` });
+  for (const line of model.lines) {
+    const points = line.points.map(([x, y]) => [px(x), py(y)]);
+    if (line.points.some(([, , a, b]) => a !== b)) {
+      const upper = line.points.map(([x, , , b]) => [px(x), py(b)]);
+      const lower = line.points.map(([x, , a]) => [px(x), py(a)]).reverse();
+      curves.append(svg("path", { d: `${path([...upper, ...lower])}Z`, fill: line.color, class: "band" }));
+    }
+    curves.append(
+      svg("path", { d: path(points), stroke: line.color, "stroke-dasharray": line.dash, class: "line" }),
+    );
+    if (points.length) {
+      const [x, y] = points.at(-1);
+      curves.append(svg("circle", { cx: x, cy: y, r: 3.5, fill: line.color, class: "end" }));
+    }
+  }
+  const box = svg("clipPath", { id: clip }, svg("rect", {
+    x: area.left, y: area.top - 6, width: area.right - area.left + 8, height: area.bottom - area.top + 8,
+  }));
+  const places = [...new Set(all.map((point) => Math.round(px(point[0]))))].sort((a, b) => a - b);
+  const targets = places.map((place) => ({
+    x: place,
+    get lines() {
+      return near(model, place, px).map(({ line, point }) => ({
+        color: line.color, dash: line.dash, name: line.name,
+        text: `${model.y.show(point[1])} at ${model.x.show(point[0])}`,
+      }));
+    },
+    get marks() {
+      return near(model, place, px).map(({ line, point }) => [px(point[0]), py(point[1]), line.color]);
+    },
+  }));
+  return { nodes: [box, axes, curves], targets, area };
+}
+
+function near(model, place, px) {
+  const found = [];
+  for (const line of model.lines) {
+    let best = null;
+    for (const point of line.points) {
+      const distance = Math.abs(px(point[0]) - place);
+      if (best === null || distance <= best.distance) best = { line, point, distance };
+    }
+    if (best !== null && best.distance < 40) found.push(best);
+  }
+  return found;
+}
+
+function range(model, all, xHigh) {
+  let low = Math.min(...all.map((point) => point[2]));
+  let high = Math.max(...all.map((point) => point[3]));
+  if (model.fit) {
+    const late = all.filter((point) => point[0] >= xHigh / 3).map((point) => point[1]);
+    low = Math.min(...late);
+    high = Math.max(...late);
+    const margin = Math.max((high - low) * 0.06, 1e-3);
+    return { low: low - margin, high: high + margin };
+  }
+  if (model.y.low !== undefined) low = Math.min(low, model.y.low);
+  if (model.y.high !== undefined) high = Math.max(high, model.y.high);
+  if (high - low < 1e-9) high = low + 1;
+  const { step } = ticks(low, high, 5);
+  return { low: Math.floor(low / step + 1e-9) * step, high: Math.ceil(high / step - 1e-9) * step };
+}
+
+// Shares by value. model.groups: [{ name, color, counts }]; model.width: values per bar.
+export function bars(model, width, height) {
+  const count = Math.max(...model.groups.map((group) => group.counts.length));
+  const totals = model.groups.map((group) => group.counts.reduce((a, b) => a + b, 0));
+  const share = (group, i) => (model.groups[group].counts[i] ?? 0) / (totals[group] || 1);
+  const top = Math.max(...model.groups.flatMap((group, g) => group.counts.map((_, i) => share(g, i))));
+  const every = Math.ceil(count / Math.max(1, Math.floor(width / 44)));
+  const title = (i) => (model.width === 1 ? `${i}` : `${i * model.width}–${(i + 1) * model.width - 1}`);
+  const marks = [...Array(count).keys()].filter((i) => i % every === 0).map((i) => [i + 0.5, title(i)]);
+  const { high } = range({ y: { low: 0 } }, [[0, top, 0, top]], 0);
+  const { area, px, py, axes } = frame(
+    width, height, { low: 0, high: count, marks, label: "staleness in versions" },
+    { low: 0, high, format: (value) => `${Math.round(100 * value)} %` },
+  );
+  const nodes = [];
+  const slot = (px(1) - px(0)) * 0.8;
+  model.groups.forEach((group, g) => {
+    for (let i = 0; i < count; i++) {
+      const each = slot / model.groups.length;
+      const x = px(i + 0.5) - slot / 2 + g * each;
+      nodes.push(svg("rect", {
+        x, y: py(share(g, i)), width: Math.max(each - 1, 1), height: area.bottom - py(share(g, i)),
+        fill: group.color, rx: Math.min(2, each / 4),
+      }));
+    }
+  });
+  const targets = [...Array(count).keys()].map((i) => ({
+    x: px(i + 0.5),
+    title: `${title(i)} ${i === 1 && model.width === 1 ? "version" : "versions"} behind`,
+    lines: model.groups.map((group, g) => ({
+      color: group.color, name: group.name,
+      text: `${percent(share(g, i))} (${integer(group.counts[i] ?? 0)} uploads)`,
+    })),
+  }));
+  return { nodes: [axes, ...nodes], targets, area };
+}
+
+// Values of clients. model.points: [{ x, y, fresh, lines, title }], oldest first.
+export function dots(model, width, height) {
+  const values = model.points.map((point) => point.y);
+  const { low, high } = range({ y: { high: 1 } }, values.map((value) => [0, value, value, value]), 0);
+  const { area, px, py, axes } = frame(
+    width, height, { low: -0.5, high: model.count - 0.5, whole: true, label: "client" }, { low, high },
+  );
+  const nodes = model.points.map((point) => svg("circle", {
+    cx: px(point.x), cy: py(point.y), r: point.fresh ? 3.6 : 2.4, fill: model.color,
+    class: point.fresh ? "dot fresh" : "dot",
+  }));
+  const targets = model.points
+    .map((point) => ({ ...point, x: px(point.x), y: py(point.y), marks: [[px(point.x), py(point.y), model.color]] }))
+    .sort((a, b) => a.x - b.x || a.y - b.y);
+  return { nodes: [axes, ...nodes], targets, area };
+}
+
+// Weights of buffers. model.bars: [{ mark, parts: [{ size, title }], title, lines }].
+export function stacks(model, width, height) {
+  const sums = model.bars.map((bar) => bar.parts.reduce((a, b) => a + b, 0));
+  const { high } = range({ y: { low: 0, high: 1 } }, sums.map((sum) => [0, sum, 0, sum]), 0);
+  const room = Math.max(1, Math.floor((width - 60) / 20));
+  const shown = model.bars.slice(-room);
+  const every = Math.ceil(shown.length / Math.max(1, Math.floor(width / 52)));
+  const marks = shown.map((bar, i) => [i + 0.5, bar.mark]).filter((_, i) => (shown.length - 1 - i) % every === 0);
+  const { area, px, py, axes } = frame(
+    width, height, { low: 0, high: Math.max(shown.length, 8), marks, label: "version made of the buffer" },
+    { low: 0, high },
+  );
+  const nodes = [];
+  const targets = shown.map((bar, i) => {
+    const slot = (px(1) - px(0)) * 0.78;
+    const mean = bar.parts.reduce((a, b) => a + b, 0) / bar.parts.length;
+    let base = 0;
+    for (const part of bar.parts) {
+      const [from, to] = [py(base), py(base + part)];
+      nodes.push(svg("rect", {
+        x: px(i + 0.5) - slot / 2, y: to + 0.75, width: slot, height: Math.max(from - to - 1.5, 0.5), rx: 1.5,
+        fill: model.color, "fill-opacity": Math.min(1, Math.max(0.12, 0.55 * (part / mean) ** 1.5)).toFixed(2),
+      }));
+      base += part;
+    }
+    return { x: px(i + 0.5), title: bar.title, lines: bar.lines };
+  });
+  return { nodes: [axes, ...nodes], targets, area };
+}
+
+// One small square per client. model.cells: [{ state, title, lines }].
+export function cells(model, width) {
+  const size = model.cells.length > 250 ? 12 : 20;
+  const columns = Math.max(1, Math.floor((width - 4) / size));
+  const nodes = [];
+  const targets = model.cells.map((cell, i) => {
+    const x = 2 + (i % columns) * size;
+    const y = 2 + Math.floor(i / columns) * size;
+    nodes.push(square(cell.state, x, y, size - 4));
+    return { ...cell, x: x + size / 2 - 2, y: y + size / 2 - 2, marks: [] };
+  });
+  return { nodes, targets, height: 4 + Math.ceil(model.cells.length / columns) * size };
+}
+
+// States differ by shape as well as by colour.
+export function square(state, x, y, size) {
+  const group = svg("g", { class: `cell ${state}` }, svg("rect", { x, y, width: size, height: size, rx: size / 5 }));
+  if (state === "buffered") group.append(svg("rect", { x, y: y + size / 2, width: size, height: size / 2, rx: size / 5, class: "half" }));
+  if (state === "paused") {
+    const [a, b] = [size * 0.28, size * 0.72];
+    group.append(svg("path", { d: `M${x + a} ${y + a}L${x + b} ${y + b}M${x + b} ${y + a}L${x + a} ${y + b}` }));
+  }
+  return group;
+}
+
+// --- The living chart ---------------------------------------------------------------------------
+
+const tooltip = () => document.getElementById("tooltip");
+
+export class Chart {
+  constructor(host, draw) {
+    this.host = host;
+    this.draw = draw;
+    this.model = null;
+    this.at = null; // where the pointer or the keyboard is, in pixels
+    host.setAttribute("role", "img");
+    host.addEventListener("pointermove", (event) => this.point(event));
+    host.addEventListener("pointerdown", (event) => this.point(event));
+    host.addEventListener("pointerleave", () => this.leave());
+    host.addEventListener("blur", () => this.leave());
+    host.addEventListener("keydown", (event) => this.key(event));
+    new ResizeObserver(() => this.render()).observe(host);
+  }
+
+  // model: what the drawing takes, or { empty: "why there is nothing" }; label: the chart in words.
+  update(model, label) {
+    this.model = model;
+    this.host.setAttribute("aria-label", model.empty ? `${label}: ${model.empty}` : label);
+    if (model.empty) this.host.removeAttribute("tabindex");
+    else this.host.tabIndex = 0;
+    this.render();
+  }
+
+  render() {
+    const [width, height] = [this.host.clientWidth, this.host.clientHeight];
+    if (this.model === null || width < 40) return;
+    if (this.model.empty) {
+      this.targets = [];
+      this.host.replaceChildren(html("p", { class: "nothing" }, this.model.empty));
+      return;
+    }
+    const drawing = this.draw(this.model, width, height);
+    this.targets = drawing.targets;
+    this.area = drawing.area;
+    this.cursor = svg("g", { class: "cursor" });
+    const tall = drawing.height ?? height;
+    this.host.replaceChildren(
+      svg("svg", { width, height: tall, viewBox: `0 0 ${width} ${tall}`, "aria-hidden": "true" }, ...drawing.nodes, this.cursor),
+    );
+    if (this.at !== null) this.show(this.nearest(...this.at));
+  }
+
+  nearest(x, y) {
+    let best = -1;
+    let least = Infinity;
+    this.targets.forEach((target, i) => {
+      const distance = Math.hypot(target.x - x, target.y === undefined ? 0 : target.y - y);
+      if (distance < least) [best, least] = [i, distance];
+    });
+    return best;
+  }
+
+  point(event) {
+    const box = this.host.getBoundingClientRect();
+    this.at = [event.clientX - box.left, event.clientY - box.top];
+    this.show(this.nearest(...this.at));
+  }
+
+  key(event) {
+    const steps = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 };
+    const last = this.targets.length - 1;
+    if (event.key === "Escape") return this.leave();
+    if (last < 0 || !(event.key in steps || event.key === "Home" || event.key === "End")) return;
+    event.preventDefault();
+    const current = this.at === null ? last + 1 : this.nearest(...this.at);
+    let next = event.key === "Home" ? 0 : event.key === "End" ? last : current + steps[event.key];
+    next = Math.min(Math.max(next, 0), last);
+    this.at = [this.targets[next].x, this.targets[next].y ?? 0];
+    this.show(next);
+  }
+
+  leave() {
+    this.at = null;
+    this.cursor?.replaceChildren();
+    tooltip().hidden = true;
+  }
+
+  show(index) {
+    const target = this.targets[index];
+    if (!target) return this.leave();
+    const nodes = [];
+    if (target.y === undefined && this.area) {
+      nodes.push(svg("line", { x1: target.x, x2: target.x, y1: this.area.top, y2: this.area.bottom }));
+    } else if (target.y !== undefined && !target.marks?.length) {
+      nodes.push(svg("circle", { cx: target.x, cy: target.y, r: 10 }));
+    }
+    for (const [x, y, color] of target.marks ?? []) nodes.push(svg("circle", { cx: x, cy: y, r: 5, fill: color }));
+    this.cursor.replaceChildren(...nodes);
+    const tip = tooltip();
+    tip.replaceChildren(
+      ...(target.title ? [html("strong", {}, target.title)] : []),
+      ...target.lines.map((line) => html("div", {},
+        line.color ? swatch(line.color, line.dash) : null,
+        line.name ? html("span", { class: "who" }, line.name) : null,
+        html("span", { class: "what" }, line.text),
+      )),
+    );
+    tip.hidden = false;
+    const box = this.host.getBoundingClientRect();
+    const [wide, high] = [tip.offsetWidth, tip.offsetHeight];
+    const x = box.left + target.x + 14;
+    const left = x + wide > innerWidth - 8 ? box.left + target.x - wide - 14 : x;
+    const top = box.top + (target.y ?? 20) - high - 12;
+    tip.style.left = `${Math.max(8, Math.min(left, innerWidth - wide - 8))}px`;
+    tip.style.top = `${top < 8 ? box.top + (target.y ?? 20) + 16 : top}px`;
+  }
+}
+
+export function swatch(color, dash) {
+  return svg("svg", { class: "swatch", width: 20, height: 8, "aria-hidden": "true" },
+    svg("line", { x1: 1, x2: 19, y1: 4, y2: 4, stroke: color, "stroke-dasharray": dash }));
+}

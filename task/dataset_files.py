@@ -1,0 +1,179 @@
+"""Readers of the public dataset file formats: idx, and CIFAR's binary and pickled batches."""
+
+import gzip
+import io
+import pickle
+import struct
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from task.errors import DatasetFileError
+
+Images = NDArray[np.uint8]
+Labels = NDArray[np.int64]
+
+# The third byte of an idx file's magic number is the element type: here always unsigned bytes.
+_IDX_UNSIGNED_BYTE = 0x08
+
+# What a CIFAR batch pickled by Python 2 refers to. Nothing else: pickles may otherwise run code.
+_PICKLE_ALLOWED = {
+    ("numpy", "ndarray"),
+    ("numpy", "dtype"),
+    ("numpy._core.multiarray", "_reconstruct"),
+    ("_codecs", "encode"),
+}
+
+
+def read_bytes(path: Path) -> bytes:
+    """Return a file's content, decompressed if its name ends in ``.gz``."""
+    if path.suffix != ".gz":
+        return path.read_bytes()
+    try:
+        with gzip.open(path, "rb") as file:
+            return file.read()
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise DatasetFileError(f"{path}: damaged gzip file ({error})") from error
+
+
+def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
+    """Read an idx file of unsigned bytes.
+
+    Parameters
+    ----------
+    path : Path
+        The file, plain or gzipped.
+    dimensions : int
+        Number of axes the file must have: 3 for images, 1 for labels.
+
+    Returns
+    -------
+    NDArray[np.uint8]
+        The array, in the shape its header gives.
+    """
+    data = read_bytes(path)
+    header = 4 + 4 * dimensions
+    if len(data) < header:
+        raise DatasetFileError(f"{path}: {len(data)} bytes are too few for an idx header")
+    expected = (_IDX_UNSIGNED_BYTE << 8) | dimensions
+    magic, *shape = struct.unpack(f">{dimensions + 1}I", data[:header])
+    if magic != expected:
+        raise DatasetFileError(f"{path}: idx magic number is {magic:#010x}, not {expected:#010x}")
+    size = int(np.prod(shape, dtype=np.int64))
+    if len(data) - header != size:
+        raise DatasetFileError(
+            f"{path}: the header promises {size} bytes of data, the file has {len(data) - header}"
+        )
+    return np.frombuffer(data, dtype=np.uint8, offset=header).reshape(shape)
+
+
+def read_cifar_binary(
+    path: Path, shape: tuple[int, ...], label_bytes: int
+) -> tuple[Images, NDArray[np.uint8]]:
+    """Read a CIFAR ``.bin`` file: per image the label bytes, then the planes R, G, B.
+
+    Parameters
+    ----------
+    path : Path
+        The file, plain or gzipped.
+    shape : tuple[int, ...]
+        Shape of one image.
+    label_bytes : int
+        Labels in front of each image, the last of which counts: 1 for CIFAR-10, 2 (coarse, fine)
+        for CIFAR-100.
+
+    Returns
+    -------
+    tuple
+        Images ``(n, *shape)`` and labels ``(n,)``.
+    """
+    data = np.frombuffer(read_bytes(path), dtype=np.uint8)
+    record = label_bytes + int(np.prod(shape))
+    if len(data) == 0 or len(data) % record:
+        raise DatasetFileError(
+            f"{path}: {len(data)} bytes are not a whole number of {record}-byte records"
+        )
+    records = data.reshape(-1, record)
+    return records[:, label_bytes:].reshape(-1, *shape), records[:, label_bytes - 1]
+
+
+class _BatchUnpickler(pickle.Unpickler):
+    """An unpickler that builds NumPy arrays and built-in containers only."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        # NumPy 2 moved what old pickles know as numpy.core.
+        module = module.replace("numpy.core", "numpy._core", 1)
+        if (module, name) not in _PICKLE_ALLOWED:
+            raise pickle.UnpicklingError(f"{module}.{name} has no place in a CIFAR batch")
+        return super().find_class(module, name)
+
+
+def read_cifar_pickle(
+    path: Path, shape: tuple[int, ...], label_key: bytes
+) -> tuple[Images, NDArray[np.int64]]:
+    """Read a batch of CIFAR's "python version".
+
+    Parameters
+    ----------
+    path : Path
+        The file, plain or gzipped.
+    shape : tuple[int, ...]
+        Shape of one image.
+    label_key : bytes
+        ``b"labels"`` for CIFAR-10, ``b"fine_labels"`` for CIFAR-100.
+
+    Returns
+    -------
+    tuple
+        Images ``(n, *shape)`` and labels ``(n,)``.
+    """
+    try:
+        batch = _BatchUnpickler(io.BytesIO(read_bytes(path)), encoding="bytes").load()
+        images = np.asarray(batch[b"data"])
+        labels = np.asarray(batch[label_key], dtype=np.int64)
+    except DatasetFileError:
+        raise
+    except Exception as error:  # a damaged pickle raises nearly anything
+        raise DatasetFileError(f"{path}: not a CIFAR batch ({error!r})") from error
+    size = int(np.prod(shape))
+    if images.dtype != np.uint8 or images.ndim != 2 or images.shape[1] != size:
+        raise DatasetFileError(
+            f"{path}: images are {images.dtype} {images.shape}, not uint8 (n, {size})"
+        )
+    return images.reshape(-1, *shape), labels
+
+
+def checked(
+    path: Path, images: Images, labels: NDArray[Any], shape: tuple[int, ...], num_classes: int
+) -> tuple[Images, Labels]:
+    """Check that the images and labels of one part fit each other and the dataset.
+
+    Parameters
+    ----------
+    path : Path
+        The file with the labels, named in the error.
+    images, labels : NDArray
+        What was read.
+    shape : tuple[int, ...]
+        Shape one image must have.
+    num_classes : int
+        Labels must lie in ``0 .. num_classes - 1``.
+
+    Returns
+    -------
+    tuple
+        The images, and the labels as int64.
+    """
+    if images.shape[1:] != shape:
+        raise DatasetFileError(f"{path}: images have shape {images.shape[1:]}, not {shape}")
+    if labels.ndim != 1 or len(labels) != len(images):
+        raise DatasetFileError(f"{path}: {labels.shape} labels for {len(images)} images")
+    wide = labels.astype(np.int64)
+    if len(wide) and not (wide.min() >= 0 and wide.max() < num_classes):
+        raise DatasetFileError(
+            f"{path}: labels {wide.min()} to {wide.max()} are outside 0 to {num_classes - 1}"
+        )
+    return images, wide

@@ -1,0 +1,17 @@
+"""Exceptions of the data side of a task."""
+
+
+class DatasetNotFoundError(FileNotFoundError):
+    """A dataset is in none of the places that were looked at."""
+
+
+class DatasetFileError(ValueError):
+    """A dataset file is there but is not what its name promises."""
+
+
+class ShardFileError(ValueError):
+    """A node's own data file cannot be used for training."""
+
+
+class CacheError(OSError):
+    """The cache folder cannot be written or keeps being damaged."""

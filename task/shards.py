@@ -1,0 +1,241 @@
+"""The samples of one client or of the test set, ready for training."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from task.cache import cached_arrays, resolve_cache_dir
+from task.datasets import DatasetInfo, dataset_info, load_raw, resolve_data_dir
+from task.errors import ShardFileError
+from task.memory import RecentlyUsed
+from task.own_file import read_own_file
+from task.partition import partition as split_over_clients
+from task.partition import split_test
+from task.tensors import Shard, normalised
+
+__all__ = [
+    "Shard",
+    "ShardFileError",
+    "client_shard",
+    "file_shard",
+    "test_shard",
+    "warm_cache",
+]
+
+# Part of every cache key: raised when the same key would no longer mean the same numbers.
+_CACHE_FORMAT = "v1"
+
+# All 50 Fashion-MNIST clients of the paper's setting fit; of CIFAR, where loading is nothing beside
+# training, about twenty do.
+_MEMORY_BYTES = 256 * 2**20
+
+
+_recent: RecentlyUsed[Shard] = RecentlyUsed(_MEMORY_BYTES)
+
+
+def client_shard(
+    dataset: str,
+    *,
+    partition_id: int,
+    num_partitions: int,
+    partition: str = "client-dirichlet",
+    alpha: float = 0.5,
+    test_fraction: float = 0.1,
+    seed: int = 0,
+    data_dir: str | Path = "",
+    cache_dir: str | Path = "",
+) -> Shard:
+    """Return the training data of one client.
+
+    Parameters
+    ----------
+    dataset : str
+        A key of ``DATASETS``.
+    partition_id : int
+        Which client, ``0 .. num_partitions - 1``.
+    num_partitions : int
+        Number of clients.
+    partition : str (default: "client-dirichlet")
+        How the samples are split; see ``task.partition.partition``.
+    alpha : float (default: 0.5)
+        Concentration of the Dirichlet law.
+    test_fraction : float (default: 0.1)
+        Share of all samples that is set aside for testing and given to no client.
+    seed : int (default: 0)
+        Seed of the test split and of the partition.
+    data_dir : str | Path (default: "")
+        Folder with the dataset files; see ``task.datasets.resolve_data_dir``.
+    cache_dir : str | Path (default: "")
+        Folder of the memory-mapped arrays; see ``task.cache.resolve_cache_dir``.
+    """
+    if not 0 <= partition_id < num_partitions:
+        raise ValueError(f"partition id {partition_id} is not one of 0 to {num_partitions - 1}")
+    source = _source(dataset, test_fraction, seed, data_dir, cache_dir)
+
+    def load() -> Shard:
+        split = source.partition(num_partitions, partition, alpha)
+        start, stop = split["offsets"][partition_id : partition_id + 2]
+        return source.shard(split["indices"][start:stop])
+
+    return _recent.get((source, num_partitions, partition, float(alpha), partition_id), load)
+
+
+def test_shard(
+    dataset: str,
+    *,
+    test_fraction: float = 0.1,  # noqa: PT028
+    seed: int = 0,  # noqa: PT028
+    data_dir: str | Path = "",  # noqa: PT028
+    cache_dir: str | Path = "",  # noqa: PT028
+) -> Shard:
+    """Return the test set, which depends on neither the number of clients nor their partition.
+
+    Parameters
+    ----------
+    dataset, test_fraction, seed, data_dir, cache_dir
+        See ``client_shard``.
+    """
+    source = _source(dataset, test_fraction, seed, data_dir, cache_dir)
+    return _recent.get(source, lambda: source.shard(source.split()["test"]))
+
+
+# Else pytest takes it for a test wherever it is imported.
+test_shard.__test__ = False  # type: ignore[attr-defined]
+
+
+def warm_cache(
+    dataset: str,
+    *,
+    num_partitions: int,
+    partition: str = "client-dirichlet",
+    alpha: float = 0.5,
+    test_fraction: float = 0.1,
+    seed: int = 0,
+    data_dir: str | Path = "",
+    cache_dir: str | Path = "",
+) -> None:
+    """Make sure that every file ``client_shard`` and ``test_shard`` read is in the cache.
+
+    Called once before clients start, so that they neither parse the dataset nor draw the partition.
+    The cache remembers a dataset by its name and data folder: after other files were put into the
+    same data folder, delete the cache.
+
+    Parameters
+    ----------
+    dataset, num_partitions, partition, alpha, test_fraction, seed, data_dir, cache_dir
+        See ``client_shard``.
+    """
+    source = _source(dataset, test_fraction, seed, data_dir, cache_dir)
+    source.arrays()
+    source.split()
+    source.partition(num_partitions, partition, alpha)
+
+
+def _source(
+    dataset: str, test_fraction: float, seed: int, data_dir: str | Path, cache_dir: str | Path
+) -> "_Source":
+    return _Source(
+        info=dataset_info(dataset),
+        test_fraction=float(test_fraction),
+        seed=seed,
+        data_dir=resolve_data_dir(data_dir),
+        cache_dir=resolve_cache_dir(cache_dir),
+    )
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A dataset with its test split, in the cache."""
+
+    info: DatasetInfo
+    test_fraction: float
+    seed: int
+    data_dir: Path
+    cache_dir: Path
+
+    def _key(self, *parts: str) -> str:
+        # Two data folders may hold different files under one dataset's name.
+        place = hashlib.sha256(str(self.data_dir).encode()).hexdigest()[:8]
+        return "_".join((self.info.name, place, *parts, _CACHE_FORMAT))
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Return all images (uint8) and labels."""
+
+        def make() -> Mapping[str, NDArray[Any]]:
+            images, labels = load_raw(self.info.name, self.data_dir)
+            return {"images": images, "labels": labels}
+
+        return cached_arrays(self.cache_dir, self._key("images"), make)
+
+    def split(self) -> dict[str, NDArray[Any]]:
+        """Return the indices of the training and the test samples."""
+
+        def make() -> Mapping[str, NDArray[Any]]:
+            num_samples = len(self.arrays()["labels"])
+            train, test = split_test(num_samples, self.test_fraction, self.seed)
+            return {"train": train, "test": test}
+
+        key = self._key("split", f"t{self.test_fraction!r}", f"s{self.seed}")
+        return cached_arrays(self.cache_dir, key, make)
+
+    def partition(self, num_partitions: int, kind: str, alpha: float) -> dict[str, NDArray[Any]]:
+        """Return all clients' indices in one array, and where each client's part begins."""
+
+        def make() -> Mapping[str, NDArray[Any]]:
+            train = self.split()["train"]
+            labels = self.arrays()["labels"][train]
+            clients = split_over_clients(kind, labels, num_partitions, alpha, self.seed)
+            sizes = [len(client) for client in clients]
+            return {
+                "indices": train[np.concatenate(clients)],
+                "offsets": np.concatenate([[0], np.cumsum(sizes)]),
+            }
+
+        key = self._key(
+            kind,
+            f"n{num_partitions}",
+            f"a{float(alpha)!r}",
+            f"t{self.test_fraction!r}",
+            f"s{self.seed}",
+        )
+        return cached_arrays(self.cache_dir, key, make)
+
+    def shard(self, indices: NDArray[np.int64]) -> Shard:
+        """Load the given rows, and no others, from the memory maps."""
+        arrays = self.arrays()
+        return Shard(
+            x=normalised(np.asarray(arrays["images"][indices]), self.info),
+            y=torch.from_numpy(np.asarray(arrays["labels"][indices])),
+        )
+
+
+def file_shard(path: str | Path, dataset_info: DatasetInfo) -> Shard:
+    """Load a node's own data from an ``.npz`` file with the arrays ``x`` and ``y``.
+
+    Parameters
+    ----------
+    path : str | Path
+        The file. ``x`` has shape ``(n, *shape)``; as uint8 it is taken for raw pixels, which are
+        scaled and normalised, as a float type for inputs already normalised. ``y`` holds ``n``
+        integer labels.
+    dataset_info : DatasetInfo
+        The dataset whose model is trained.
+
+    Raises
+    ------
+    ShardFileError
+        If the file cannot be used; the text says why.
+    """
+    path = Path(path).expanduser().absolute()
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise ShardFileError(f"{path}: cannot be read ({error.strerror})") from error
+    key = (path, status.st_mtime_ns, status.st_size, dataset_info)
+    return _recent.get(key, lambda: read_own_file(path, dataset_info))

@@ -1,0 +1,156 @@
+"""Local training and evaluation."""
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from task.hardware import resolve_device, set_threads
+from task.steps import CompiledStepError, compiler_settings, make_step
+from task.tensors import Shard
+
+__all__ = ["CompiledStepError", "evaluate", "resolve_device", "set_threads", "train"]
+
+
+def train(
+    model: nn.Module,
+    shard: Shard,
+    *,
+    lr: float,
+    epochs: int,
+    batch_size: int,
+    seed: int,
+    device: str | torch.device = "cpu",
+    step: str = "eager",
+    proximal: float = 0.0,
+) -> float:
+    """Train a model in place by plain SGD, without momentum.
+
+    A pure function of its arguments: the global random generator is neither read nor changed, and
+    equal arguments give bit-equal parameters for the same step and number of threads. Every epoch
+    visits all samples in a new order, the last, shorter batch included. Steps that diverge are not
+    interrupted: the loss returned is then not finite.
+
+    Parameters
+    ----------
+    model : nn.Module
+        The model; it is moved to ``device`` and stays there.
+    shard : Shard
+        The samples.
+    lr : float
+        Learning rate.
+    epochs : int
+        Passes over the samples.
+    batch_size : int
+        Samples per step.
+    seed : int
+        Seed of the order of the samples, and of dropout if the model has any.
+    device : str | torch.device (default: "cpu")
+        Where to train; see ``resolve_device``.
+    step : str (default: "eager")
+        ``"eager"`` or ``"compiled"``; see ``task.steps``.
+    proximal : float (default: 0.0)
+        Weight ρ of the term (ρ/2)·‖y - x₀‖² that holds the parameters y near their start x₀.
+
+    Returns
+    -------
+    float
+        Mean over the steps of the loss on their batch, without the proximal term.
+    """
+    if epochs < 1 or batch_size < 1:
+        raise ValueError(f"epochs ({epochs}) and batch size ({batch_size}) must be at least 1")
+    place = resolve_device(device)
+    model.to(place)
+    x, y = shard.x.to(place), shard.y.to(place)
+    order = torch.Generator().manual_seed(seed)
+    losses: list[Tensor] = []
+    with _mode(model, training=True), _own_random_state(place, seed), compiler_settings(step):
+        take_step = make_step(step, model, lr, proximal)
+        for _ in range(epochs):
+            permutation = torch.randperm(len(shard), generator=order).to(place)
+            inputs = _in_layout_of(model, x.index_select(0, permutation))
+            batches = zip(
+                torch.split(inputs, batch_size),
+                torch.split(y.index_select(0, permutation), batch_size),
+                strict=True,
+            )
+            losses.extend(take_step(*batch) for batch in batches)
+    return float(torch.stack(losses).double().mean())
+
+
+def evaluate(
+    model: nn.Module,
+    shard: Shard,
+    *,
+    device: str | torch.device = "cpu",
+    batch_size: int = 1000,
+) -> tuple[float, float]:
+    """Return a model's mean loss and accuracy.
+
+    Parameters
+    ----------
+    model : nn.Module
+        The model; it is moved to ``device`` and evaluated in eval mode, which is undone afterwards.
+    shard : Shard
+        The samples.
+    device : str | torch.device (default: "cpu")
+        Where to evaluate; see ``resolve_device``.
+    batch_size : int (default: 1000)
+        Samples per forward pass.
+    """
+    place = resolve_device(device)
+    model.to(place)
+    loss = torch.zeros((), dtype=torch.float64, device=place)
+    correct = torch.zeros((), dtype=torch.int64, device=place)
+    with _mode(model, training=False), torch.no_grad():
+        for x, y in zip(
+            torch.split(shard.x, batch_size), torch.split(shard.y, batch_size), strict=True
+        ):
+            logits = model(_in_layout_of(model, x.to(place)))
+            targets = y.to(place)
+            loss += functional.cross_entropy(logits, targets, reduction="sum")
+            correct += (logits.argmax(dim=1) == targets).sum()
+    return float(loss) / len(shard), float(correct) / len(shard)
+
+
+def _in_layout_of(model: nn.Module, x: Tensor) -> Tensor:
+    """Return the inputs in the memory format in which the model is fastest.
+
+    Convolutions take about a quarter less time on channels-last inputs; a model without any would
+    only have to copy them back.
+    """
+    if x.dim() == 4 and any(isinstance(module, nn.Conv2d) for module in model.modules()):
+        return x.contiguous(memory_format=torch.channels_last)
+    return x
+
+
+@contextlib.contextmanager
+def _mode(model: nn.Module, *, training: bool) -> Iterator[None]:
+    """Hold a model in training or eval mode; afterwards every module is back in its own."""
+    before = [(module, module.training) for module in model.modules()]
+    model.train(training)
+    try:
+        yield
+    finally:
+        for module, mode in before:
+            module.training = mode
+
+
+@contextlib.contextmanager
+def _own_random_state(place: torch.device, seed: int) -> Iterator[None]:
+    """Give layers that draw random numbers a generator state that depends on the seed alone."""
+    cuda = place.type == "cuda"
+    devices = [torch.cuda.current_device() if place.index is None else place.index] if cuda else []
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng(devices=devices))
+        torch.default_generator.manual_seed(seed)
+        if cuda:
+            with torch.cuda.device(devices[0]):
+                torch.cuda.manual_seed(seed)
+            # Else cuDNN may pick algorithms whose sums differ from run to run.
+            stack.enter_context(
+                torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True)
+            )
+        yield

@@ -1,0 +1,371 @@
+"""Local training and evaluation."""
+
+import copy
+import math
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from task import hardware
+from task.models import make_model
+from task.shards import Shard, client_shard, test_shard
+from task.training import CompiledStepError, evaluate, resolve_device, set_threads, train
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    set_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def toy_shard(n=50, shape=(1, 8, 8), classes=10, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return Shard(
+        torch.randn(n, *shape, generator=generator),
+        torch.randint(0, classes, (n,), generator=generator),
+    )
+
+
+def parameters(model):
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def equal(first, second):
+    return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def distance(first, second):
+    pairs = zip(first, second, strict=True)
+    return math.sqrt(sum(float((a - b).square().sum()) for a, b in pairs))
+
+
+SETTINGS = {"lr": 0.1, "epochs": 2, "batch_size": 16, "seed": 0}
+
+
+def test_digits_are_learnt(tmp_path):
+    shard = client_shard("digits", partition_id=0, num_partitions=1, cache_dir=tmp_path)
+    test = test_shard("digits", cache_dir=tmp_path)
+    model = make_model("digits", 0)
+    before_loss, before = evaluate(model, test)
+    train(model, shard, lr=0.1, epochs=15, batch_size=64, seed=0)
+    loss, accuracy = evaluate(model, test)
+    assert before < 0.3
+    assert accuracy > 0.9
+    assert loss < before_loss
+
+
+@pytest.mark.parametrize("dataset", ["digits", "mnist", "cifar10"])
+def test_equal_arguments_give_equal_bits(dataset):
+    shape = {"digits": (1, 8, 8), "mnist": (1, 28, 28), "cifar10": (3, 32, 32)}[dataset]
+    shard = toy_shard(n=20, shape=shape)
+    results = []
+    for global_seed in (1, 2):
+        torch.manual_seed(global_seed)
+        model = make_model(dataset, 0)
+        loss = train(model, shard, **SETTINGS)
+        results.append((loss, parameters(model)))
+    assert results[0][0] == results[1][0]
+    assert equal(results[0][1], results[1][1])
+    assert not equal(results[0][1], parameters(make_model(dataset, 0)))
+
+
+@pytest.mark.parametrize("change", [{"seed": 1}, {"lr": 0.2}, {"epochs": 3}, {"batch_size": 17}])
+def test_every_setting_matters(change):
+    shard = toy_shard()
+    models = [make_model("digits", 0) for _ in range(2)]
+    train(models[0], shard, **SETTINGS)
+    train(models[1], shard, **(SETTINGS | change))
+    assert not equal(parameters(models[0]), parameters(models[1]))
+
+
+def reference(model, shard, *, lr, epochs, batch_size, seed, proximal=0.0):
+    """Train by the textbook, the proximal term left to autograd."""
+    start = parameters(model)
+    generator = torch.Generator().manual_seed(seed)
+    losses = []
+    for _ in range(epochs):
+        order = torch.randperm(len(shard), generator=generator)
+        for first in range(0, len(shard), batch_size):
+            batch = order[first : first + batch_size]
+            loss = functional.cross_entropy(model(shard.x[batch]), shard.y[batch])
+            losses.append(loss.item())
+            pairs = zip(model.parameters(), start, strict=True)
+            penalty = sum((parameter - origin).square().sum() for parameter, origin in pairs)
+            model.zero_grad()
+            (loss + proximal / 2 * penalty).backward()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter -= lr * parameter.grad
+    return sum(losses) / len(losses), len(losses)
+
+
+@pytest.mark.parametrize("proximal", [0.0, 0.5])
+@pytest.mark.parametrize("dataset", ["digits", "cifar10"])
+def test_steps_agree_with_the_textbook(dataset, proximal):
+    single = toy_shard(n=40, shape=(1, 8, 8) if dataset == "digits" else (3, 32, 32))
+    # Double precision, so that no rounding decides a ReLU or a maximum differently.
+    shard = Shard(single.x.double(), single.y)
+    ours, theirs = make_model(dataset, 0).double(), make_model(dataset, 0).double()
+    loss = train(ours, shard, **SETTINGS, proximal=proximal)
+    expected, steps = reference(theirs, shard, **SETTINGS, proximal=proximal)
+    # 40 samples in batches of 16: two full ones and a short one, which counts like the others.
+    assert steps == 2 * 3
+    assert loss == pytest.approx(expected, rel=1e-9)
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert torch.allclose(a, b, rtol=1e-8, atol=1e-12)
+
+
+def test_the_proximal_term_holds_the_model_back():
+    shard = toy_shard()
+    distances = []
+    for proximal in (0.0, 1.0, 5.0):
+        model = make_model("digits", 0)
+        start = parameters(model)
+        train(model, shard, **(SETTINGS | {"epochs": 10}), proximal=proximal)
+        distances.append(distance(parameters(model), start))
+    assert distances[0] > distances[1] > distances[2] > 0.0
+
+
+def test_the_proximal_gradient_is_that_of_the_formula():
+    class Constant(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.bias = nn.Parameter(torch.tensor([1.0, -1.0]))
+
+        def forward(self, x):
+            return self.bias.expand(len(x), 2)
+
+    shard = Shard(torch.zeros(2, 1), torch.tensor([0, 1]))
+    model = Constant()
+    # Both classes equally often: the gradient at b is softmax(b) - 1/2 + ρ (b - start).
+    lr, proximal = 0.5, 2.0
+    train(model, shard, lr=lr, epochs=2, batch_size=2, seed=0, proximal=proximal)
+    start = torch.tensor([1.0, -1.0])
+    expected = start.clone()
+    for _ in range(2):
+        gradient = expected.softmax(0) - 0.5 + proximal * (expected - start)
+        expected = expected - lr * gradient
+    assert torch.allclose(model.bias.detach(), expected)
+
+
+class Noisy(nn.Module):
+    """Everything a plain model lacks: dropout, statistics, a frozen and an unused parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(64)
+        self.drop = nn.Dropout(0.5)
+        self.head = nn.Linear(64, 10)
+        self.frozen = nn.Parameter(torch.ones(64), requires_grad=False)
+        self.unused = nn.Parameter(torch.ones(3))
+
+    def forward(self, x):
+        return self.head(self.drop(self.norm(x.flatten(1) * self.frozen)))
+
+
+def noisy_model():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return Noisy()
+
+
+def test_dropout_follows_the_seed_and_no_global_state():
+    shard = toy_shard()
+    torch.manual_seed(1)
+    state = torch.get_rng_state()
+    first, second, third = noisy_model(), noisy_model(), noisy_model()
+    train(first, shard, **SETTINGS)
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.manual_seed(2)
+    train(second, shard, **SETTINGS)
+    assert equal(parameters(first), parameters(second))
+    assert torch.equal(first.norm.running_mean, second.norm.running_mean)
+    assert first.norm.num_batches_tracked == 8
+    assert torch.equal(first.frozen, torch.ones(64))
+    assert torch.equal(first.unused, torch.ones(3))
+    train(third, shard, **(SETTINGS | {"seed": 1}))
+    assert not equal(parameters(first), parameters(third))
+
+
+def test_modes_are_restored():
+    model = noisy_model()
+    model.train()
+    model.norm.eval()
+    evaluate(model, toy_shard())
+    assert (model.training, model.norm.training, model.drop.training) == (True, False, True)
+    train(model, toy_shard(), **SETTINGS)
+    assert (model.training, model.norm.training, model.drop.training) == (True, False, True)
+    with pytest.raises(RuntimeError):
+        evaluate(model, toy_shard(shape=(1, 3, 3)))
+    assert (model.training, model.norm.training, model.drop.training) == (True, False, True)
+
+
+def test_evaluation_counts_every_sample_once_and_changes_nothing():
+    shard = toy_shard(n=23)
+    model = noisy_model()
+    before = copy.deepcopy(model.state_dict())
+    results = [evaluate(model, shard, batch_size=size) for size in (1, 10, 23, 1000)]
+    model.eval()
+    with torch.no_grad():
+        logits = model(shard.x)
+    expected_loss = float(functional.cross_entropy(logits, shard.y))
+    expected_accuracy = float((logits.argmax(1) == shard.y).float().mean())
+    for loss, accuracy in results:
+        assert loss == pytest.approx(expected_loss, rel=1e-5)
+        assert accuracy == pytest.approx(expected_accuracy)
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+
+
+def test_the_shard_is_not_changed():
+    shard = toy_shard()
+    x, y = shard.x.clone(), shard.y.clone()
+    train(make_model("digits", 0), shard, **SETTINGS)
+    assert torch.equal(shard.x, x)
+    assert torch.equal(shard.y, y)
+
+
+def test_diverging_steps_return_what_they_computed():
+    loss = train(make_model("digits", 0), toy_shard(), **(SETTINGS | {"lr": 1e38}))
+    assert not math.isfinite(loss)
+
+
+def test_bad_arguments_are_refused():
+    model, shard = make_model("digits", 0), toy_shard()
+    with pytest.raises(ValueError, match="unknown step 'fast'; choose from eager, compiled"):
+        train(model, shard, **SETTINGS, step="fast")
+    for bad in ({"epochs": 0}, {"batch_size": 0}):
+        with pytest.raises(ValueError, match="must be at least 1"):
+            train(model, shard, **(SETTINGS | bad))
+
+
+def test_devices(monkeypatch):
+    assert resolve_device("cpu") == torch.device("cpu")
+    assert resolve_device(torch.device("cpu")) == torch.device("cpu")
+    for bad in ("gpu", "cuda:", "cuda:x", "cpu:0", ""):
+        with pytest.raises(ValueError, match="choose auto, cpu, cuda or cuda:N"):
+            resolve_device(bad)
+    monkeypatch.setattr(hardware.torch.cuda, "is_available", lambda: False)
+    assert resolve_device("auto") == torch.device("cpu")
+    for name in ("cuda", "cuda:1"):
+        with pytest.raises(RuntimeError, match=f"'{name}' was asked for but CUDA is not available"):
+            resolve_device(name)
+    monkeypatch.setattr(hardware.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(hardware.torch.cuda, "device_count", lambda: 2)
+    assert resolve_device("auto") == torch.device("cuda")
+    assert resolve_device("cuda:1") == torch.device("cuda:1")
+    with pytest.raises(RuntimeError, match="there are 2 of them"):
+        resolve_device("cuda:2")
+
+
+def test_threads_can_be_set_again_and_again():
+    for count in (2, 1, 2):
+        set_threads(count)
+        assert torch.get_num_threads() == count
+    with pytest.raises(ValueError, match="at least one thread"):
+        set_threads(0)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_training_on_cuda_is_reproducible_and_close_to_the_cpu():
+    shard = toy_shard(n=40, shape=(3, 32, 32))
+    models = [make_model("cifar10", 0) for _ in range(3)]
+    train(models[0], shard, **SETTINGS, device="cuda")
+    train(models[1], shard, **SETTINGS, device="cuda")
+    train(models[2], shard, **SETTINGS)
+    assert equal(parameters(models[0]), parameters(models[1]))
+    for a, b in zip(models[0].parameters(), models[2].parameters(), strict=True):
+        assert torch.allclose(a.cpu(), b, rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("proximal", [0.0, 0.5])
+@pytest.mark.parametrize("dataset", ["digits", "fmnist", "cifar10"])
+def test_compiled_steps_agree_with_eager_ones(dataset, proximal):
+    shape = {"digits": (1, 8, 8), "fmnist": (1, 28, 28), "cifar10": (3, 32, 32)}[dataset]
+    shard = toy_shard(n=40, shape=shape)
+    results = []
+    for step in ("eager", "compiled", "compiled"):
+        model = make_model(dataset, 0)
+        loss = train(model, shard, **SETTINGS, step=step, proximal=proximal)
+        results.append((loss, parameters(model)))
+    (eager_loss, eager), (loss, compiled), (_, again) = results
+    assert loss == pytest.approx(eager_loss, rel=1e-5)
+    # The stated tolerance: a thousandth of the way that the parameters moved.
+    moved = distance(parameters(make_model(dataset, 0)), eager)
+    assert distance(eager, compiled) < 1e-3 * moved
+    assert equal(compiled, again)
+
+
+@pytest.mark.slow
+def test_compiled_code_is_shared_by_models_of_one_architecture():
+    from torch._dynamo.utils import counters
+
+    shard = toy_shard(n=40)
+    train(make_model("digits", 0), shard, **SETTINGS, step="compiled")
+    graphs = counters["stats"]["unique_graphs"]
+    # Neither another model, another rate nor another start means compiling anew.
+    train(make_model("digits", 1), shard, **(SETTINGS | {"lr": 0.05}), step="compiled")
+    assert counters["stats"]["unique_graphs"] == graphs
+    # A batch of another size does.
+    train(make_model("digits", 1), shard, **(SETTINGS | {"batch_size": 39}), step="compiled")
+    assert counters["stats"]["unique_graphs"] > graphs
+
+
+@pytest.mark.slow
+def test_compiled_steps_handle_statistics_frozen_and_unused_parameters():
+    shard = toy_shard()
+    models = [noisy_model() for _ in range(2)]
+    for model, step in zip(models, ("eager", "compiled"), strict=True):
+        model.drop.p = 0.0
+        train(model, shard, **SETTINGS, step=step)
+    eager, compiled = (model.state_dict() for model in models)
+    assert compiled["norm.num_batches_tracked"] == 8
+    for key, value in eager.items():
+        assert torch.allclose(value.double(), compiled[key].double(), rtol=1e-4, atol=1e-6), key
+
+
+@pytest.mark.slow
+def test_a_missing_compiler_is_a_clear_error(tmp_path):
+    script = (
+        "import torch\n"
+        "from task.models import make_model\n"
+        "from task.shards import Shard\n"
+        "from task.training import CompiledStepError, train\n"
+        "shard = Shard(torch.zeros(4, 1, 8, 8), torch.zeros(4, dtype=torch.int64))\n"
+        "model = make_model('digits', 0)\n"
+        "try:\n"
+        "    train(model, shard, lr=0.1, epochs=1, batch_size=4, seed=0, step='compiled')\n"
+        "except CompiledStepError as error:\n"
+        "    print(error)\n"
+    )
+    environment = {
+        **{key: value for key, value in os.environ.items() if key != "CXX"},
+        "PATH": str(tmp_path),
+        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"),
+    }
+    assert shutil.which("g++", path=str(tmp_path)) is None
+    result = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    assert 'step = "compiled"' in result.stdout
+    assert 'step = "eager"' in result.stdout
+    assert "compiler" in result.stdout
+    assert issubclass(CompiledStepError, RuntimeError)
