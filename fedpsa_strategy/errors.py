@@ -11,6 +11,10 @@ class InvalidReplyError(FedPSAError):
     """A reply that must not touch the model; its text is the reason that the events carry."""
 
 
+class ForgeryError(InvalidReplyError):
+    """A reply that no honest client would send; its node is left out at once."""
+
+
 class NodesMissingError(FedPSAError):
     """The nodes a run needs did not appear, or are not the ones it was set up for."""
 

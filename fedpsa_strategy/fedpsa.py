@@ -9,10 +9,12 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from numpy.typing import NDArray
 
-from fedpsa_strategy.errors import DivergedError, InvalidReplyError
+from fedpsa_strategy.checks import check_range
+from fedpsa_strategy.errors import DivergedError, ForgeryError, InvalidReplyError
 from fedpsa_strategy.replies import TrainReply
 from fedpsa_strategy.rules.base import Vector
 from fedpsa_strategy.rules.fedpsa import FedPSARule
+from fedpsa_strategy.seeds import uniform
 from fedpsa_strategy.strategy import AsyncStrategy, Task
 
 CALIBRATION_KEY = "calibration"
@@ -43,6 +45,12 @@ class FedPSA(AsyncStrategy):
     calibration_arrays : ArrayRecord (default: None)
         The calibration batch, for nodes that cannot draw it themselves: sent to every node once,
         and again after a failure (the node may have lost it).
+    audit_fraction : float (default: 0.0)
+        Share of the uploads whose sketch is recomputed from the update that came with it. A client
+        whose sketch is not reproducible is rejected and left out for a while. Costs one sensitivity
+        and sketch on the server for each audited upload.
+    audit_tolerance : float (default: 0.001)
+        How far, relative to its length, a sketch may be off: rounding differs between devices.
     **kwargs : Any
         See `AsyncStrategy`.
     """
@@ -57,8 +65,14 @@ class FedPSA(AsyncStrategy):
         delta: float = 0.5,
         thermometer: bool = True,
         calibration_arrays: ArrayRecord | None = None,
+        audit_fraction: float = 0.0,
+        audit_tolerance: float = 1e-3,
         **kwargs: Any,
     ) -> None:
+        check_range("audit_fraction", audit_fraction, least=0, most=1)
+        check_range("audit_tolerance", audit_tolerance, least=0)
+        self.audit_fraction = audit_fraction
+        self.audit_tolerance = audit_tolerance
         self.sketch_fn = sketch_fn
         self.calibration_arrays = calibration_arrays
         self._equipped: set[int] = set()  # nodes that have the calibration batch
@@ -83,10 +97,29 @@ class FedPSA(AsyncStrategy):
             records[CALIBRATION_KEY] = self.calibration_arrays
         return records
 
-    def reject(self, task: Task, reason: str) -> None:
+    def reject(self, task: Task, reason: str, *, quarantine: bool = False) -> None:
         """Give up a task; whether its node still has the calibration batch is unknown now."""
         self._equipped.discard(task.node_id)
-        super().reject(task, reason)
+        super().reject(task, reason, quarantine=quarantine)
+
+    def inspect(self, task: Task, reply: TrainReply) -> TrainReply:
+        """Recompute the sketch of a seeded choice of uploads: κ must not rest on a lie."""
+        if uniform(self.seed, "audit", task.sequence) < self.audit_fraction:
+            self._audit(task, reply)
+        return super().inspect(task, reply)
+
+    def _audit(self, task: Task, reply: TrainReply) -> None:
+        state = self.state
+        model = state.models[task.version][0] + reply.delta
+        expected = np.asarray(self.sketch_fn(state.layout.write(model, reply.integers)))
+        claimed = np.asarray(reply.metrics["sketch"])
+        error = float(np.linalg.norm(claimed - expected))
+        scale = max(float(np.linalg.norm(expected)), float(np.linalg.norm(claimed)))
+        if not error <= self.audit_tolerance * scale:
+            raise ForgeryError(
+                f"the sketch is not that of the model that was sent: it differs by "
+                f"{error / scale:.2g} of its length, allowed is {self.audit_tolerance:g}"
+            )
 
     def _take(self, task: Task, reply: TrainReply) -> None:
         self._equipped.add(task.node_id)

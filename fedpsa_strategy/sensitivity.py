@@ -308,14 +308,10 @@ def _is_readable(calls: list[_Call], size: int, other_calls: list[_Call], other_
     if len(calls) != 1 or len(other_calls) != 1:
         return False
     activation, version, edge = calls[0]
-    shape, other_shape = activation.shape, other_calls[0].activation.shape
-    return (
-        edge is not None
-        and activation._version == version
-        # Not so for a sequence before the batch, or positions that all samples share.
-        and (shape[:1], other_shape[:1]) == ((size,), (other_size,))
-        and shape[1:] == other_shape[1:]
-    )
+    sizes = activation.shape[:1], other_calls[0].activation.shape[:1]
+    # The first dimension is another where a sequence comes before the batch, or where all samples
+    # share the input, as with embedded positions.
+    return edge is not None and activation._version == version and sizes == ((size,), (other_size,))
 
 
 _MomentsRule = Callable[[Any, str, Tensor, Tensor, int], _Moments]

@@ -37,6 +37,7 @@ def take_snapshot(strategy: AsyncStrategy) -> dict[str, Any]:
             for version, (vector, integers) in state.models.items()
         ],
         "integers": dict(state.integers),
+        "norms": list(strategy.norm_guard.norms),
         "tasks": [asdict(task) for task in state.in_flight.values()],
         "clients": [asdict(client) for client in state.clients],
         "waiting": sorted(state.clients.waiting),
@@ -73,6 +74,7 @@ def restore_snapshot(strategy: AsyncStrategy, saved: dict[str, Any]) -> list[Tas
     state.integers = saved["integers"]
     vector, integers = state.models[state.version]
     state.arrays = state.layout.write(vector, integers)
+    strategy.norm_guard.reset(saved["norms"])
     state.clients.restore(saved["clients"], saved["waiting"])
     state.round_metrics = [
         RecordDict({"metrics": MetricRecord(metrics)}) for metrics in saved["round_metrics"]

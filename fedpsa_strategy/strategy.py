@@ -16,7 +16,7 @@ from fedpsa_strategy.checkpoint import Checkpointer
 from fedpsa_strategy.checks import check_range
 from fedpsa_strategy.clients import Client, Clients
 from fedpsa_strategy.clock import Clock, VirtualClock, WallClock
-from fedpsa_strategy.errors import InvalidReplyError
+from fedpsa_strategy.errors import ForgeryError, InvalidReplyError
 from fedpsa_strategy.events import (
     Aggregated,
     Dispatched,
@@ -29,6 +29,7 @@ from fedpsa_strategy.events import (
 from fedpsa_strategy.layout import Integers, Layout
 from fedpsa_strategy.loop import AsyncLoop
 from fedpsa_strategy.metrics import weighted_mean
+from fedpsa_strategy.norm_guard import NormGuard
 from fedpsa_strategy.replies import TrainReply, read_metrics_reply, read_train_reply
 from fedpsa_strategy.rules.base import Rule, Update, Vector
 from fedpsa_strategy.seeds import MAX_SEED, derive
@@ -131,6 +132,8 @@ class AsyncStrategy(Strategy):
         How many seconds to wait for nodes before giving up.
     query_timeout : float (default: 60.0)
         With the wall clock: how many seconds nodes have to tell their partition at the start.
+    norm_guard : NormGuard (default: None)
+        Limits how large an update may be; None: no limit.
     checkpointer : Checkpointer (default: None)
         Saves the run's state from time to time.
     resume_from : dict[str, Any] (default: None)
@@ -169,6 +172,7 @@ class AsyncStrategy(Strategy):
         failure_pause: float = 600.0,
         node_timeout: float = 120.0,
         query_timeout: float = 60.0,
+        norm_guard: NormGuard | None = None,
         checkpointer: Checkpointer | None = None,
         resume_from: dict[str, Any] | None = None,
         stop_fn: Callable[[], bool] | None = None,
@@ -220,6 +224,7 @@ class AsyncStrategy(Strategy):
         self.failure_pause = failure_pause
         self.node_timeout = node_timeout
         self.query_timeout = query_timeout
+        self.norm_guard = norm_guard if norm_guard is not None else NormGuard()
         self.checkpointer = checkpointer
         self.resume_from = resume_from
         self.stop_fn = stop_fn
@@ -351,9 +356,9 @@ class AsyncStrategy(Strategy):
                 )
                 continue
             try:
-                self._take(task, self.read_reply(reply))
+                self._take(task, self.inspect(task, self.read_reply(reply)))
             except InvalidReplyError as error:
-                self.reject(task, str(error))
+                self.reject(task, str(error), quarantine=isinstance(error, ForgeryError))
         if state.version == version:
             return None, None
         return state.arrays, state.version_metrics
@@ -447,6 +452,7 @@ class AsyncStrategy(Strategy):
         models = {0: (vector, integers)}
         self._state = RunState(layout, clients, arrays, integers, models=models)
         self.rule.start(vector)
+        self.norm_guard.reset()
 
     def emit(self, event: Event) -> None:
         """Hand an event to all listeners."""
@@ -509,6 +515,10 @@ class AsyncStrategy(Strategy):
             weight_key=self.weighted_by_key,
         )
 
+    def inspect(self, task: Task, reply: TrainReply) -> TrainReply:  # noqa: ARG002
+        """Look at a well-formed update before it counts; raises InvalidReplyError."""
+        return self.norm_guard.check(reply)
+
     def confirm_sent(self, messages: Iterable[Message], *, again: bool = False) -> list[Task]:
         """Note the ids that pushing gave to prepared messages; return their tasks.
 
@@ -538,14 +548,24 @@ class AsyncStrategy(Strategy):
                 )
         return tasks
 
-    def reject(self, task: Task, reason: str) -> None:
-        """Give up a task: its client failed, its slot is free again."""
+    def reject(self, task: Task, reason: str, *, quarantine: bool = False) -> None:
+        """Give up a task: its client failed, its slot is free again.
+
+        Parameters
+        ----------
+        task : Task
+            The task.
+        reason : str
+            What the event says.
+        quarantine : bool (default: False)
+            Leave the node out at once, not only after several failures.
+        """
         state = self.state
         client = self._free(task)
         state.rejected += 1
         state.rejected_in_a_row += 1
         state.reasons[reason] += 1
-        client.failures += 1
+        client.failures = max(client.failures + 1, self.max_failures if quarantine else 0)
         event = Rejected(
             time=self.clock.now,
             sequence=task.sequence,

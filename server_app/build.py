@@ -31,6 +31,7 @@ from fedpsa_strategy import (
 )
 from fedpsa_strategy.clock import Clock, Latency
 from fedpsa_strategy.events import Listener
+from fedpsa_strategy.norm_guard import NormGuard
 from fedpsa_strategy.probe import num_trainable
 from fedpsa_strategy.seeds import derive
 from server_app.personal import personal_accuracy
@@ -79,6 +80,9 @@ def build_experiment(settings: Settings, listeners: Sequence[Listener]) -> Exper
         "max_failures": settings.max_failures,
         "failure_pause": settings.failure_pause,
         "node_timeout": settings.node_timeout,
+        "norm_guard": NormGuard(
+            settings.max_update_norm, settings.max_update_ratio, settings.norm_action
+        ),
         "listeners": listeners,
     }
     config: Config = {
@@ -112,6 +116,8 @@ def make_strategy(
                 delta=settings.delta,
                 thermometer=settings.thermometer,
                 calibration_arrays=probe.arrays() if as_arrays else None,
+                audit_fraction=settings.audit_fraction,
+                audit_tolerance=settings.audit_tolerance,
                 **common,
             )
         case "fedavg":

@@ -200,6 +200,20 @@ class Settings:
         600.0, "for how long it is left out, in units of the clock", above=0
     )
 
+    max_update_norm: float = _setting(0.0, "largest norm of an update; 0: no such limit", least=0)
+    max_update_ratio: float = _setting(
+        0.0, "largest multiple of the recent updates' median norm; 0: no such limit", least=0
+    )
+    norm_action: str = _setting(
+        "reject", "what happens to larger updates", choices=("reject", "clip")
+    )
+    audit_fraction: float = _setting(
+        0.0, "FedPSA: share of the uploads whose sketch the server recomputes", least=0, most=1
+    )
+    audit_tolerance: float = _setting(
+        0.001, "FedPSA: how far off, relative to its length, an audited sketch may be", least=0
+    )
+
     # Checkpoints
     checkpoint_versions: int = _setting(
         0, "save the run's state every so many versions; 0: not by versions", least=0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 
-@dataclass
+@dataclass(slots=True)
 class Point:
     """One or more neighbouring values, and when the last of them was."""
 
@@ -17,16 +17,13 @@ class Point:
     low: float
     high: float
 
-    def __add__(self, later: Point) -> Point:
-        return Point(
-            later.time,
-            later.elapsed,
-            later.uploads,
-            self.total + later.total,
-            self.count + later.count,
-            min(self.low, later.low),
-            max(self.high, later.high),
-        )
+    def merge(self, later: Point) -> Point:
+        """Take in a later point."""
+        self.time, self.elapsed, self.uploads = later.time, later.elapsed, later.uploads
+        self.total += later.total
+        self.count += later.count
+        self.low, self.high = min(self.low, later.low), max(self.high, later.high)
+        return self
 
 
 @dataclass
@@ -41,13 +38,13 @@ class Series:
         """Add a value."""
         point = Point(time, elapsed, uploads, value, 1, value, value)
         if self.points and self.points[-1].count < self.stride:
-            self.points[-1] += point
+            self.points[-1].merge(point)
         else:
             self.points.append(point)
         if len(self.points) > self.limit:
             odd = self.points[len(self.points) // 2 * 2 :]
             pairs = zip(self.points[::2], self.points[1::2], strict=False)
-            self.points = [first + second for first, second in pairs] + odd
+            self.points = [first.merge(second) for first, second in pairs] + odd
             self.stride *= 2
 
     def rewind(self, time: float) -> None:

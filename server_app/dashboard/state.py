@@ -84,7 +84,7 @@ class RunState:
         if not line.strip():
             return
         try:
-            event = json.loads(line)
+            event = json.loads(line.decode())
             handler, self.time = self._handlers.get(event["event"]), _number(event["time"])
             if "wall" in event:
                 self.wall = _number(event["wall"])
@@ -196,14 +196,15 @@ class RunState:
 
     def _client(self, event: dict[str, Any]) -> Client:
         index, node_id = _integer(event["client"]), str(_integer(event["node_id"]))
-        client = self.clients.setdefault(index, Client(node_id))
-        client.node_id = node_id
+        if (client := self.clients.get(index)) is None or client.node_id != node_id:
+            client = self.clients[index] = Client(node_id)
         return client
 
     def _add(self, name: str, value: float | None, limit: int = _POINTS) -> None:
         if value is not None:
-            series = self.series.setdefault(name, Series(limit))
-            series.add(self.time, self.elapsed, self.totals["uploads"], value)
+            if name not in self.series:
+                self.series[name] = Series(limit)
+            self.series[name].add(self.time, self.elapsed, self.totals["uploads"], value)
 
     # --- What the page gets ----------------------------------------------------------------------
 

@@ -250,7 +250,7 @@ function drawTiles(run) {
   const tiles = [
     ["Test accuracy", percent(totals.accuracy), `best ${percent(totals.best_accuracy)}`],
     virtual(run)
-      ? ["Virtual time", `${(run.time / DAY).toFixed(3)} days`, days ? `of ${days} days` : "no limit", done]
+      ? ["Virtual days", (run.time / DAY).toFixed(3), Number(days) ? `of ${days}` : "no limit", done]
       : ["Time", duration(run.time), run.share_done === null ? "no limit in time" : `${percent(run.share_done, 0)} done`, done],
     ["Uploads", integer(totals.uploads), `in ${integer(totals.version)} versions`],
     ["Rejected", integer(totals.rejected), `${integer(run.clients.counts.paused ?? 0)} quarantined`],
@@ -272,7 +272,7 @@ const AXES = { time: "Virtual time", elapsed: "Wall time", uploads: "Uploads" };
 const MEASURES = {
   accuracy: { name: "Accuracy", title: "Test accuracy", y: { low: 0, high: 1, format: percentTick, show: (value) => percent(value, 2) } },
   loss: { name: "Loss", title: "Test loss", y: { low: 0, show: fixed(4) } },
-  client_accuracy: { name: "On clients", title: "Accuracy on clients", y: { low: 0, high: 1, format: percentTick, show: (value) => percent(value, 2) } },
+  client_accuracy: { name: "Clients", title: "Accuracy on clients", y: { low: 0, high: 1, format: percentTick, show: (value) => percent(value, 2) } },
 };
 
 function percentTick(value, digits) {
@@ -285,8 +285,8 @@ function axisOf(runs) {
     elapsed: runs.some((run) => run.elapsed !== null),
     uploads: true,
   };
-  const wanted = state.axis ?? "time";
-  return { usable, axis: usable[wanted] ? wanted : Object.keys(usable).find((name) => usable[name]) };
+  const best = Object.keys(AXES).find((axis) => runs.every((run) => onAxis(run, axis)));
+  return { usable, axis: usable[state.axis] ? state.axis : best };
 }
 
 // A run is on an axis only if it has that kind of time.
@@ -326,16 +326,17 @@ function drawCurves(runs) {
     const ends = curve.lines.map((line) => `${line.name} ${curve.y.show(line.points.at(-1)[1])}`).join(", ");
     charts[chart].update(curve.lines.length ? curve : { empty: why }, `${title} against ${x.label}: ${ends}`);
   };
-  const left = runs.length - shown.length;
-  const missing = left ? ` ${left} of the runs ${left === 1 ? "has" : "have"} no ${AXES[axis].toLowerCase()}.` : "";
+  const left = runs.filter((run) => !onAxis(run, axis)).map((run) => run.name);
+  const missing = left.length ? `${left.join(", ")}: no ${AXES[axis].toLowerCase()}` : "";
+  put("axis-note", missing, () => missing);
   update("quality", MEASURES[measure].title, model("quality", MEASURES[measure].y, (run) => run.series[measure] ?? [], { fit: state.fit }),
-    `Not evaluated yet.${missing}`);
+    "Not evaluated yet.");
   update("temperature", "Temperature", model("temperature", { low: 0, show: fixed(3) }, (run) => run.series.temperature ?? []),
-    runs.every((run) => run.strategy === "fedbuff") ? "FedBuff has no temperature." : `No temperature yet: it needs a full queue of update norms.${missing}`);
+    runs.every((run) => run.strategy === "fedbuff") ? "FedBuff has no temperature." : "No temperature yet: it needs a full queue of update norms.");
   update("kappa", "Mean κ", model("kappa", { high: 1, show: fixed(3) }, (run) => run.series.kappa ?? []),
-    runs.every((run) => run.strategy === "fedbuff") ? "FedBuff has no κ." : `No upload with κ yet.${missing}`);
+    runs.every((run) => run.strategy === "fedbuff") ? "FedBuff has no κ." : "No upload with κ yet.");
   update("rate", "Uploads per second", model("rate", { low: 0, show: (value) => `${value.toFixed(1)} /s` }, rates),
-    runs.every((run) => run.elapsed === null) ? "The events of these runs carry no wall time." : `Not enough uploads yet.${missing}`);
+    runs.every((run) => run.elapsed === null) ? "The events of these runs carry no wall time." : "Not enough uploads yet.");
   drawStaleness(runs);
 }
 
@@ -441,7 +442,7 @@ function drawBuffers(run) {
     `Weights inside the last ${list.length} buffers: version ${last.version} has ${last.weights.map((weight) => weight.toFixed(3)).join(", ")}`);
 }
 
-const STATES = { busy: "busy", buffered: "upload in the buffer", idle: "idle", paused: "quarantined", offline: "offline" };
+const STATES = { busy: "busy", buffered: "in the buffer", idle: "idle", paused: "quarantined", offline: "offline" };
 
 function drawClients(run) {
   const { counts, rows } = run.clients;

@@ -161,7 +161,7 @@ function range(model, all, xHigh) {
   if (model.y.high !== undefined) high = Math.max(high, model.y.high);
   if (high - low < 1e-9) high = low + 1;
   const { step } = ticks(low, high, 5);
-  return { low: Math.floor(low / step + 1e-9) * step, high: Math.ceil(high / step - 1e-9) * step };
+  return { low: Math.floor(low / step + 1e-3) * step, high: Math.ceil(high / step - 1e-3) * step };
 }
 
 // Shares by value. model.groups: [{ name, color, counts }]; model.width: values per bar.
