@@ -29,11 +29,13 @@ from fedpsa_strategy.strategy import AsyncStrategy
 
 if TYPE_CHECKING:
     from fedpsa_strategy.client import make_reply
+    from fedpsa_strategy.mod import fedpsa_mod
     from fedpsa_strategy.probe import Probe
     from fedpsa_strategy.sensitivity import sensitivity
 
 _NEEDS_TORCH = {
     "Probe": "fedpsa_strategy.probe",
+    "fedpsa_mod": "fedpsa_strategy.mod",
     "make_reply": "fedpsa_strategy.client",
     "sensitivity": "fedpsa_strategy.sensitivity",
 }
@@ -55,6 +57,7 @@ __all__ = [
     "UniformLatency",
     "VirtualClock",
     "WallClock",
+    "fedpsa_mod",
     "make_reply",
     "sensitivity",
 ]

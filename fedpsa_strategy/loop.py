@@ -95,6 +95,8 @@ class AsyncLoop:
         self.evaluate_fn = evaluate_fn
         self.monotonic = monotonic
         self.sleep = sleep
+        # A grid in this process can tell when something arrives; others have to be polled.
+        self._rest = getattr(grid, "wait", sleep)
         self.result = Result(arrays=strategy.state.arrays)
         # Train messages by id. What is not answered yet, with the time to give up (in that order);
         # what is answered (None: it never came); and a heap of the order in which replies count.
@@ -357,7 +359,7 @@ class AsyncLoop:
         if now - self._silent_since >= _WAIT_NOTICE:
             self._silent_since = now
             self._notice(f"{len(self._unanswered)} clients at work")
-        self.sleep(self._pause)
+        self._rest(self._pause)
         self._pause = min(2 * self._pause, _LONGEST_PAUSE)
 
     def _sequence_of(self, reply: Message) -> int:

@@ -87,8 +87,12 @@ class AsyncStrategy(Strategy):
         Share of the nodes that is kept busy.
     max_in_flight : int (default: None)
         How many nodes are kept busy, instead of a share of them.
+    min_train_nodes : int (default: 1)
+        At least so many are kept busy, however small the share.
     fraction_evaluate : float (default: 0.0)
         Share of the nodes that evaluates the global model, 0 for none.
+    min_evaluate_nodes : int (default: 1)
+        At least so many evaluate, if any do.
     min_available_nodes : int (default: 1)
         The run waits until so many nodes are connected.
     weighted_by_key : str (default: "num-examples")
@@ -150,7 +154,9 @@ class AsyncStrategy(Strategy):
         rule: Rule,
         fraction_train: float = 0.2,
         max_in_flight: int | None = None,
+        min_train_nodes: int = 1,
         fraction_evaluate: float = 0.0,
+        min_evaluate_nodes: int = 1,
         min_available_nodes: int = 1,
         weighted_by_key: str = "num-examples",
         arrayrecord_key: str = "arrays",
@@ -181,6 +187,8 @@ class AsyncStrategy(Strategy):
         check_range("fraction_train", fraction_train, above=0, most=1)
         check_range("fraction_evaluate", fraction_evaluate, least=0, most=1)
         check_range("max_in_flight", max_in_flight, least=1)
+        check_range("min_train_nodes", min_train_nodes, least=1)
+        check_range("min_evaluate_nodes", min_evaluate_nodes, least=1)
         check_range("min_available_nodes", min_available_nodes, least=1)
         check_range("num_clients", num_clients, least=1)
         check_range("seed", seed, least=0, most=MAX_SEED)
@@ -203,7 +211,9 @@ class AsyncStrategy(Strategy):
         self.rule = rule
         self.fraction_train = fraction_train
         self.max_in_flight = max_in_flight
+        self.min_train_nodes = min_train_nodes
         self.fraction_evaluate = fraction_evaluate
+        self.min_evaluate_nodes = min_evaluate_nodes
         self.min_available_nodes = min_available_nodes
         self.weighted_by_key = weighted_by_key
         self.arrayrecord_key = arrayrecord_key
@@ -384,7 +394,7 @@ class AsyncStrategy(Strategy):
         # A ranking by derived numbers: seeded, and independent of Flower's order of nodes.
         nodes = self.state.clients.node_ids if self._state else set(grid.get_node_ids())
         ranked = sorted(nodes, key=lambda node: (self._evaluate_rank(server_round, node), node))
-        size = max(1, int(len(ranked) * self.fraction_evaluate + 1e-9))
+        size = max(self.min_evaluate_nodes, int(len(ranked) * self.fraction_evaluate + 1e-9))
         record = ConfigRecord({**config, "server-round": server_round})
         content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: record})
         return [
@@ -440,7 +450,8 @@ class AsyncStrategy(Strategy):
         """How many clients are to be kept busy now."""
         if self.max_in_flight is not None:
             return self.max_in_flight
-        return max(1, int(self.fraction_train * len(self.state.clients) + 1e-9))
+        share = int(self.fraction_train * len(self.state.clients) + 1e-9)
+        return max(self.min_train_nodes, share)
 
     def begin(self, arrays: ArrayRecord, node_ids: Iterable[int] = ()) -> None:
         """Set up the state of a new run that starts from `arrays`."""

@@ -1,0 +1,70 @@
+"""A client mod that turns an ordinary Flower app into a client of these strategies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from flwr.app import Context, Message, MessageType
+from torch import nn
+
+from fedpsa_strategy.client import make_reply
+from fedpsa_strategy.probe import LossFn
+
+Next = Callable[[Message, Context], Message]
+
+
+def fedpsa_mod(
+    model_fn: Callable[[], nn.Module], *, loss_fn: LossFn | None = None
+) -> Callable[[Message, Context, Next], Message]:
+    """Return a mod for `ClientApp(mods=[fedpsa_mod(Net)])`.
+
+    It wraps an existing `@app.train()` that replies with the full arrays of the trained model, as
+    Flower's apps do, and makes Δ and the sketch of that reply. Everything else passes unchanged:
+    other messages, error replies, and further records of a reply.
+
+    Parameters
+    ----------
+    model_fn : Callable[[], nn.Module]
+        Makes a model of the app's architecture; its values do not matter.
+    loss_fn : Callable[[Tensor, Tensor], Tensor] (default: None)
+        Per-sample loss of (outputs, targets); None is cross-entropy.
+    """
+    workspace: list[nn.Module] = []  # one model for all messages of this process
+
+    def mod(message: Message, context: Context, call_next: Next) -> Message:
+        reply = call_next(message, context)
+        if message.metadata.message_type.split(".")[0] != MessageType.TRAIN or reply.has_error():
+            return reply
+        (arrays_key,) = _only(list(message.content.array_records), "ArrayRecord", "message")
+        (config_key,) = _only(list(message.content.config_records), "ConfigRecord", "message")
+        (reply_key,) = _only(list(reply.content.array_records), "ArrayRecord", "reply")
+        (metrics_key,) = _only(list(reply.content.metric_records), "MetricRecord", "reply")
+        if not workspace:
+            workspace.append(model_fn())
+        model = workspace[0]
+        model.load_state_dict(reply.content.array_records[reply_key].to_torch_state_dict())
+        metrics = dict(reply.content.metric_records[metrics_key])
+        made = make_reply(
+            message,
+            model,
+            num_examples=int(metrics.pop("num-examples", 1)),  # type: ignore[arg-type]
+            metrics=metrics,
+            context=context,
+            loss_fn=loss_fn,
+            arrays_key=arrays_key,
+            config_key=config_key,
+        )
+        for key, record in reply.content.items():
+            if key not in (reply_key, metrics_key):
+                made.content[key] = record
+        return made
+
+    return mod
+
+
+def _only(keys: list[str], kind: str, where: str) -> list[str]:
+    """Return the keys if there is exactly one, apart from the calibration batch."""
+    keys = [key for key in keys if key != "calibration"]
+    if len(keys) != 1:
+        raise ValueError(f"fedpsa_mod needs exactly one {kind} in the {where}, found {keys}")
+    return keys
