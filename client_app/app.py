@@ -6,16 +6,16 @@ import time
 from functools import lru_cache
 from typing import Any
 
+import torch
 from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from torch import nn
 
 from client_app.fedpac import train_fedpac
 from fedpsa_strategy.client import make_reply
-from task.datasets import dataset_info
+from fedpsa_strategy.probe import LossFn
 from task.hardware import resolve_device, set_threads
-from task.models import make_model
-from task.shards import Shard, client_shard, file_shard
+from task.tasks import DatasetTask, Task, as_shard, find_task
 from task.training import evaluate as evaluate_model
 from task.training import train as train_model
 
@@ -27,9 +27,11 @@ def train(message: Message, context: Context) -> Message:
     """Train the global model on this node's data and reply with the update."""
     run, config = context.run_config, message.content.config_records["config"]
     set_threads(_get(run, "threads", int))
-    shard = node_shard(context)
+    task = node_task(context)
+    shard = as_shard(task.train_data(context.node_config), "train_data")
     device = resolve_device(_get(run, "device", str))
-    model = _loaded_model(message, context)
+    model = _loaded_model(task, message, device)
+    loss_fn = _loss_fn(task)
     common: dict[str, Any] = {
         "lr": _get(config, "lr", float),
         "epochs": _get(config, "local-epochs", int),
@@ -51,9 +53,23 @@ def train(message: Message, context: Context) -> Message:
         )
     else:
         proximal = _get(config, "proximal", float) if "proximal" in config else 0.0
-        loss = train_model(model, shard, step=_get(run, "step", str), proximal=proximal, **common)
+        loss = train_model(
+            model,
+            shard,
+            step=_get(run, "step", str),
+            proximal=proximal,
+            loss_fn=loss_fn,
+            **common,
+        )
     metrics = {"train-loss": loss, "train-seconds": time.perf_counter() - started}
-    reply = make_reply(message, model, num_examples=len(shard), metrics=metrics, context=context)
+    reply = make_reply(
+        message,
+        model,
+        num_examples=len(shard),
+        metrics=metrics,
+        context=context,
+        loss_fn=loss_fn,
+    )
     for key, record in extra.items():
         reply.content[key] = record
     return reply
@@ -63,43 +79,35 @@ def train(message: Message, context: Context) -> Message:
 def evaluate(message: Message, context: Context) -> Message:
     """Evaluate the global model on this node's data."""
     set_threads(_get(context.run_config, "threads", int))
-    shard = node_shard(context)
+    task = node_task(context)
+    shard = as_shard(task.train_data(context.node_config), "train_data")
     device = resolve_device(_get(context.run_config, "device", str))
-    loss, accuracy = evaluate_model(_loaded_model(message, context), shard, device=device)
-    metrics = MetricRecord({"loss": loss, "accuracy": accuracy, "num-examples": len(shard)})
+    model = _loaded_model(task, message, device)
+    loss, accuracy = evaluate_model(model, shard, device=device, loss_fn=_loss_fn(task))
+    metrics = MetricRecord({"loss": loss, "num-examples": len(shard)})
+    if accuracy is not None:
+        metrics["accuracy"] = accuracy
     return Message(RecordDict({"metrics": metrics}), reply_to=message)
 
 
 @app.query()
 def query(message: Message, context: Context) -> Message:
     """Tell which partition this node holds, and how much data."""
-    metrics = MetricRecord({"num-examples": len(node_shard(context))})
+    shard = as_shard(node_task(context).train_data(context.node_config), "train_data")
+    metrics = MetricRecord({"num-examples": len(shard)})
     if "partition-id" in context.node_config:
         metrics["partition-id"] = _get(context.node_config, "partition-id", int)
     return Message(RecordDict({"metrics": metrics}), reply_to=message)
 
 
-def node_shard(context: Context) -> Shard:
-    """Return this node's data: its own file, or its partition of a public dataset."""
-    run, node = context.run_config, context.node_config
-    dataset = _get(run, "dataset", str)
-    if "data-path" in node:
-        return file_shard(_get(node, "data-path", str), dataset_info(dataset))
-    if "partition-id" not in node:
-        raise ValueError(
-            "this node has no data: start its SuperNode with --node-config "
-            '"data-path=\'/path/to/data.npz\'" or "partition-id=0 num-partitions=10"'
-        )
-    num_partitions = _get(node, "num-partitions", int)
-    if num_partitions != (num_clients := _get(run, "num-clients", int)):
-        raise ValueError(
-            f"this node holds a partition of {num_partitions}, but num-clients is {num_clients}: "
-            "make num-clients and the number of (simulated) nodes agree"
-        )
-    return client_shard(
-        dataset,
-        partition_id=_get(node, "partition-id", int),
-        num_partitions=num_partitions,
+def node_task(context: Context) -> Task:
+    """Return the task of the run: a user's own, or one of the datasets."""
+    run = context.run_config
+    if reference := _get(run, "task", str):
+        return find_task(reference)
+    return DatasetTask(
+        dataset=_get(run, "dataset", str),
+        num_clients=_get(run, "num-clients", int),
         partition=_get(run, "partition", str),
         alpha=_get(run, "dirichlet-alpha", float),
         test_fraction=_get(run, "test-fraction", float),
@@ -109,17 +117,23 @@ def node_shard(context: Context) -> Shard:
     )
 
 
-def _loaded_model(message: Message, context: Context) -> nn.Module:
+def _loaded_model(task: Task, message: Message, device: torch.device) -> nn.Module:
     """Return the model of the message on this node's device."""
-    model = _workspace(_get(context.run_config, "dataset", str))
+    model = _workspace(task)
     model.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
-    return model.to(resolve_device(_get(context.run_config, "device", str)))
+    return model.to(device)
 
 
 @lru_cache(maxsize=1)
-def _workspace(dataset: str) -> nn.Module:
+def _workspace(task: Any) -> nn.Module:
     """Return a model whose values do not matter; long-lived workers use one for all tasks."""
-    return make_model(dataset, seed=0)
+    model: nn.Module = task.make_model(seed=0)
+    return model
+
+
+def _loss_fn(task: Task) -> LossFn | None:
+    """Return a user's loss; the datasets' cross-entropy has a faster path of its own."""
+    return None if isinstance(task, DatasetTask) else task.loss
 
 
 def _get(config: Any, key: str, kind: type) -> Any:

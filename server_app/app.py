@@ -14,13 +14,12 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedpsa_strategy.checkpoint import Checkpointer, CheckpointStore, load
 from fedpsa_strategy.loop import STOP_REQUESTED
-from server_app.build import build_experiment
+from server_app.build import build_experiment, make_task
 from server_app.curve import draw_curve
 from server_app.progress import DAY, Progress, area_under_curve
 from server_app.run_dir import EventLog, RunDir, model_sha256, read_events
 from server_app.settings import Settings, SettingsError
 from task.hardware import set_threads
-from task.shards import warm_cache
 
 log = logging.getLogger("flwr")
 
@@ -66,16 +65,8 @@ def run_settings(grid: Grid, settings: Settings) -> dict[str, Any]:
         if saved is not None:
             progress.replay(read_events(run_dir.events_path, keep))
             log.info("Resuming at version %d, %d uploads", saved["version"], saved["uploads"])
-        warm_cache(
-            settings.dataset,
-            num_partitions=settings.num_clients,
-            partition=settings.partition,
-            alpha=settings.dirichlet_alpha,
-            test_fraction=settings.test_fraction,
-            seed=settings.seed,
-            data_dir=settings.data_dir,
-            cache_dir=settings.cache_dir,
-        )
+        if (prepare := getattr(make_task(settings), "prepare", None)) is not None:
+            prepare()
         with EventLog(run_dir.events_path, keep) as event_log:
             experiment = build_experiment(settings, [event_log, progress])
             strategy = experiment.strategy

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
@@ -37,10 +37,8 @@ from fedpsa_strategy.seeds import derive
 from server_app.personal import personal_accuracy
 from server_app.progress import DAY
 from server_app.settings import Settings
-from task.datasets import DATASETS
 from task.hardware import resolve_device
-from task.models import make_model
-from task.shards import test_shard
+from task.tasks import DatasetTask, Task, as_shard, calibration_recipe, find_task
 from task.training import evaluate
 
 Config = dict[str, Any]
@@ -58,7 +56,8 @@ class Experiment:
 
 def build_experiment(settings: Settings, listeners: Sequence[Listener]) -> Experiment:
     """Return the experiment that the settings describe."""
-    model = make_model(settings.dataset, derive(settings.seed, "model") % 2**32)
+    task = make_task(settings)
+    model = task.make_model(derive(settings.seed, "model") % 2**32)
     model.to(resolve_device(settings.device))
     trainable = [name for name, item in model.named_parameters() if item.requires_grad]
     common: Config = {
@@ -90,22 +89,22 @@ def build_experiment(settings: Settings, listeners: Sequence[Listener]) -> Exper
         "local-epochs": settings.local_epochs,
         "batch-size": settings.batch_size,
     }
-    strategy = make_strategy(settings, model, config, common)
+    strategy = make_strategy(settings, task, model, config, common)
     return Experiment(
         strategy=strategy,
         initial_arrays=ArrayRecord(model.state_dict()),
         train_config=ConfigRecord(config),
-        evaluate_fn=make_evaluate_fn(settings, model, strategy),
+        evaluate_fn=make_evaluate_fn(settings, task, model, strategy),
     )
 
 
 def make_strategy(
-    settings: Settings, model: nn.Module, config: Config, common: Config
+    settings: Settings, task: Task, model: nn.Module, config: Config, common: Config
 ) -> AsyncStrategy:
     """Return the strategy; FedPSA adds what its clients need to the train config."""
     match settings.strategy:
         case "fedpsa":
-            probe = make_probe(settings, model)
+            probe = make_probe(settings, task, model)
             config |= probe.config(settings.calibration_transport)
             as_arrays = settings.calibration_transport == "arrays"
             return FedPSA(
@@ -150,7 +149,9 @@ def make_strategy(
         case "fedfa":
             return FedFa(queue_length=settings.buffer_size, **common)
         case "fedpac":
-            head = cast(nn.Linear, model.head)
+            head = getattr(model, "head", None)
+            if not isinstance(head, nn.Linear) or not hasattr(model, "encoder"):
+                raise ValueError("FedPAC needs a model with an `encoder` and a linear `head`")
             return FedPAC(
                 head_keys=[f"head.{name}" for name, _ in head.named_parameters()],
                 num_classes=head.out_features,
@@ -177,61 +178,61 @@ def make_clock(settings: Settings) -> Clock:
     return VirtualClock(latency)
 
 
-def make_probe(settings: Settings, model: nn.Module) -> Probe:
+def make_task(settings: Settings) -> Task:
+    """Return the user's own task, or the dataset's."""
+    if settings.task:
+        return find_task(settings.task)
+    return DatasetTask(
+        settings.dataset,
+        settings.num_clients,
+        settings.partition,
+        settings.dirichlet_alpha,
+        settings.test_fraction,
+        settings.seed,
+        settings.data_dir,
+        settings.cache_dir,
+    )
+
+
+def make_probe(settings: Settings, task: Task, model: nn.Module) -> Probe:
     """Return the probe with which server and clients sketch models."""
-    info = DATASETS[settings.dataset]
+    shard = as_shard(task.test_data(), "test_data")
     if settings.calibration == "gaussian":
         return Probe.gaussian(
             model,
-            info.shape,
-            num_classes=info.num_classes,
+            **calibration_recipe(model, shard),
             size=settings.calibration_size,
             seed=settings.calibration_seed,
             dim=settings.sketch_dim,
             sketch_seed=settings.sketch_seed,
             kind=settings.sketch_kind,
             signal=settings.signal,
+            loss_fn=task.loss,
         )
-    inputs, targets = real_batch(settings)
+    # The test split is all the data the server has; the batch is never trained on.
+    generator = np.random.Generator(np.random.Philox(settings.calibration_seed))
+    size = min(settings.calibration_size, len(shard))
+    chosen = generator.choice(len(shard), size, replace=False)
+    calibration = Calibration.real(shard.x[chosen].numpy(), shard.y[chosen].numpy())
     kind: Any = settings.sketch_kind
     sketch = Sketch(num_trainable(model), settings.sketch_dim, settings.sketch_seed, kind)
-    return Probe(Calibration.real(inputs, targets), sketch, settings.signal)
-
-
-def real_batch(settings: Settings) -> tuple[Any, Any]:
-    """Return samples of the training distribution that the server holds.
-
-    They come from the test split: the server has no other data, and the batch is never trained on.
-    """
-    shard = test_shard(
-        settings.dataset,
-        test_fraction=settings.test_fraction,
-        seed=settings.seed,
-        data_dir=settings.data_dir,
-        cache_dir=settings.cache_dir,
-    )
-    generator = np.random.Generator(np.random.Philox(settings.calibration_seed))
-    chosen = generator.choice(len(shard), min(settings.calibration_size, len(shard)), replace=False)
-    return shard.x[chosen].numpy(), shard.y[chosen].numpy()
+    return Probe(calibration, sketch, settings.signal, task.loss)
 
 
 def make_evaluate_fn(
-    settings: Settings, model: nn.Module, strategy: AsyncStrategy
+    settings: Settings, task: Task, model: nn.Module, strategy: AsyncStrategy
 ) -> Callable[[int, ArrayRecord], MetricRecord]:
-    """Return centralised evaluation on the test split; `model` is used as a workspace."""
-    shard = test_shard(
-        settings.dataset,
-        test_fraction=settings.test_fraction,
-        seed=settings.seed,
-        data_dir=settings.data_dir,
-        cache_dir=settings.cache_dir,
-    )
+    """Return centralised evaluation on the test data; `model` is used as a workspace."""
+    shard = as_shard(task.test_data(), "test_data")
     device = resolve_device(settings.device)
+    loss_fn = None if isinstance(task, DatasetTask) else task.loss
 
     def evaluate_arrays(version: int, arrays: ArrayRecord) -> MetricRecord:  # noqa: ARG001
         model.load_state_dict(arrays.to_torch_state_dict())
-        loss, accuracy = evaluate(model, shard, device=device)
-        metrics = MetricRecord({"loss": loss, "accuracy": accuracy})
+        loss, accuracy = evaluate(model, shard, device=device, loss_fn=loss_fn)
+        metrics = MetricRecord({"loss": loss})
+        if accuracy is not None:
+            metrics["accuracy"] = accuracy
         if isinstance(strategy, FedPAC):
             personal = personal_accuracy(model, shard, strategy.personal_heads(), device=device)
             if personal is not None:

@@ -60,6 +60,9 @@ class Settings:
     dataset: str = _setting(
         "digits", "what is learned", choices=("digits", "mnist", "fmnist", "cifar10", "cifar100")
     )
+    task: str = _setting(
+        "", "own model and data, as module:object (docs/OWN_TASK.md); empty: the dataset"
+    )
     num_clients: int = _setting(
         50, "clients; with the virtual clock exactly so many nodes must take part", least=1
     )
@@ -291,7 +294,7 @@ class Settings:
             raise SettingsError(
                 "calibration='real' cannot be drawn from a seed: set calibration-transport='arrays'"
             )
-        if self.strategy == "fedpac" and self.dataset not in _WITH_ENCODER:
+        if self.strategy == "fedpac" and not self.task and self.dataset not in _WITH_ENCODER:
             raise SettingsError(
                 f"strategy='fedpac' needs a model with an encoder and a head, but the one of "
                 f"dataset={self.dataset!r} is a single layer: choose one of {_WITH_ENCODER}"

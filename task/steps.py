@@ -20,6 +20,7 @@ STEPS = ("eager", "compiled")
 _MOST_COMPILED_VARIANTS = 64
 
 Step = Callable[[Tensor, Tensor], Tensor]
+LossFn = Callable[[Tensor, Tensor], Tensor]
 
 
 class CompiledStepError(RuntimeError):
@@ -31,7 +32,20 @@ def trainable(model: nn.Module) -> list[Tensor]:
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
-def make_step(kind: str, model: nn.Module, learning_rate: float, proximal: float) -> Step:
+def batch_loss(loss_fn: LossFn | None, outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean of a per-sample loss; None is cross-entropy, fused with its mean."""
+    if loss_fn is None:
+        return functional.cross_entropy(outputs, targets)
+    return loss_fn(outputs, targets).mean()
+
+
+def make_step(
+    kind: str,
+    model: nn.Module,
+    learning_rate: float,
+    proximal: float,
+    loss_fn: LossFn | None = None,
+) -> Step:
     """Return a function that takes a batch, updates the model and returns the batch's loss.
 
     Parameters
@@ -45,20 +59,24 @@ def make_step(kind: str, model: nn.Module, learning_rate: float, proximal: float
         The rate η.
     proximal : float
         The weight ρ; 0 leaves the term out. The loss returned is that of the data alone.
+    loss_fn : Callable[[Tensor, Tensor], Tensor] | None (default: None)
+        Loss per sample; None is cross-entropy.
     """
     if kind == "eager":
-        return _eager_step(model, learning_rate, proximal)
+        return _eager_step(model, learning_rate, proximal, loss_fn)
     if kind == "compiled":
-        return _compiled_step(model, learning_rate, proximal)
+        return _compiled_step(model, learning_rate, proximal, loss_fn)
     raise ValueError(f"unknown step {kind!r}; choose from {', '.join(STEPS)}")
 
 
-def _eager_step(model: nn.Module, learning_rate: float, proximal: float) -> Step:
+def _eager_step(
+    model: nn.Module, learning_rate: float, proximal: float, loss_fn: LossFn | None
+) -> Step:
     parameters = trainable(model)
     start = [parameter.detach().clone() for parameter in parameters] if proximal else []
 
     def step(x: Tensor, y: Tensor) -> Tensor:
-        loss = functional.cross_entropy(model(x), y)
+        loss = batch_loss(loss_fn, model(x), y)
         gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
         with torch.no_grad():
             if start:
@@ -77,10 +95,11 @@ def _whole_step(
     learning_rate: Tensor,
     proximal: Tensor,
     start: Sequence[Tensor],
+    loss_fn: LossFn | None,
 ) -> Tensor:
     """Do the same as the eager step, in the form in which it compiles into a single graph."""
     parameters = trainable(model)
-    loss = functional.cross_entropy(model(x), y)
+    loss = batch_loss(loss_fn, model(x), y)
     gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
     with torch.no_grad():
         for index, parameter in enumerate(parameters):
@@ -98,7 +117,9 @@ def _compiled() -> Callable[..., Tensor]:
     return torch.compile(_whole_step, fullgraph=True, dynamic=False)
 
 
-def _compiled_step(model: nn.Module, learning_rate: float, proximal: float) -> Step:
+def _compiled_step(
+    model: nn.Module, learning_rate: float, proximal: float, loss_fn: LossFn | None
+) -> Step:
     device = next(model.parameters()).device
     start = [parameter.detach().clone() for parameter in trainable(model)] if proximal else []
     # As tensors, because a changed Python number would mean compiling anew.
@@ -108,7 +129,7 @@ def _compiled_step(model: nn.Module, learning_rate: float, proximal: float) -> S
 
     def step(x: Tensor, y: Tensor) -> Tensor:
         try:
-            return compiled(model, x, y, rate, weight, start)
+            return compiled(model, x, y, rate, weight, start, loss_fn)
         except Exception as error:
             if not _from_compiler(error):
                 raise

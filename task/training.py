@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from task.hardware import resolve_device, set_threads
-from task.steps import CompiledStepError, compiler_settings, make_step
+from task.steps import CompiledStepError, LossFn, compiler_settings, make_step
 from task.tensors import Shard
 
 __all__ = ["CompiledStepError", "evaluate", "resolve_device", "set_threads", "train"]
@@ -25,6 +25,7 @@ def train(
     device: str | torch.device = "cpu",
     step: str = "eager",
     proximal: float = 0.0,
+    loss_fn: LossFn | None = None,
 ) -> float:
     """Train a model in place by plain SGD, without momentum.
 
@@ -53,6 +54,8 @@ def train(
         ``"eager"`` or ``"compiled"``; see ``task.steps``.
     proximal : float (default: 0.0)
         Weight ρ of the term (ρ/2)·‖y - x₀‖² that holds the parameters y near their start x₀.
+    loss_fn : Callable[[Tensor, Tensor], Tensor] | None (default: None)
+        Loss per sample; None is cross-entropy.
 
     Returns
     -------
@@ -67,7 +70,7 @@ def train(
     order = torch.Generator().manual_seed(seed)
     losses: list[Tensor] = []
     with _mode(model, training=True), _own_random_state(place, seed), compiler_settings(step):
-        take_step = make_step(step, model, lr, proximal)
+        take_step = make_step(step, model, lr, proximal, loss_fn)
         for _ in range(epochs):
             permutation = torch.randperm(len(shard), generator=order).to(place)
             inputs = _in_layout_of(model, x.index_select(0, permutation))
@@ -86,8 +89,9 @@ def evaluate(
     *,
     device: str | torch.device = "cpu",
     batch_size: int = 1000,
-) -> tuple[float, float]:
-    """Return a model's mean loss and accuracy.
+    loss_fn: LossFn | None = None,
+) -> tuple[float, float | None]:
+    """Return a model's mean loss and accuracy (None where targets are not classes).
 
     Parameters
     ----------
@@ -99,9 +103,12 @@ def evaluate(
         Where to evaluate; see ``resolve_device``.
     batch_size : int (default: 1000)
         Samples per forward pass.
+    loss_fn : Callable[[Tensor, Tensor], Tensor] | None (default: None)
+        Loss per sample; None is cross-entropy.
     """
     place = resolve_device(device)
     model.to(place)
+    classes = not shard.y.is_floating_point()
     loss = torch.zeros((), dtype=torch.float64, device=place)
     correct = torch.zeros((), dtype=torch.int64, device=place)
     with _mode(model, training=False), torch.no_grad():
@@ -110,9 +117,13 @@ def evaluate(
         ):
             logits = model(_in_layout_of(model, x.to(place)))
             targets = y.to(place)
-            loss += functional.cross_entropy(logits, targets, reduction="sum")
-            correct += (logits.argmax(dim=1) == targets).sum()
-    return float(loss) / len(shard), float(correct) / len(shard)
+            if loss_fn is None:
+                loss += functional.cross_entropy(logits, targets, reduction="sum")
+            else:
+                loss += loss_fn(logits, targets).sum()
+            if classes:
+                correct += (logits.argmax(dim=1) == targets).sum()
+    return float(loss) / len(shard), float(correct) / len(shard) if classes else None
 
 
 def _in_layout_of(model: nn.Module, x: Tensor) -> Tensor:

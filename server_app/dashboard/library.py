@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedpsa_strategy.events import RunEnded
 from server_app.dashboard.state import RunState
 from server_app.dashboard.tail import Tail
 from server_app.progress import DAY
@@ -48,9 +49,12 @@ class Run:
         config, summary = self._config(), self._summary()
         written, summarised = _changed(self._tail.path), _changed(self.path / "summary.json")
         status, accuracy = "waiting", summary.get("accuracy")
-        # A summary that is older than the events belongs to what was resumed, or is a copy.
-        if summary and (summarised >= written or self.state.end_reason is not None):
+        ended = _ended(self._tail.path)
+        # A summary that is older than events that go on belongs to what was resumed.
+        if summary and (summarised >= written or ended):
             status = str(summary.get("status"))
+        elif ended:
+            status = "completed"
         elif written:
             status = "running" if self.now() - written < _SILENCE else "silent"
         names = ("strategy", "dataset", "seed", "clock")
@@ -168,6 +172,17 @@ def _changed(path: Path) -> float:
         return path.stat().st_mtime
     except OSError:
         return 0.0
+
+
+def _ended(path: Path) -> bool:
+    """Tell whether the last event is the end of the run."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(path.stat().st_size - 4096, 0))
+            last = file.read().rstrip().rpartition(b"\n")[2]
+        return bool(json.loads(last)["event"] == RunEnded.kind)
+    except (OSError, ValueError, TypeError, LookupError, RecursionError):
+        return False
 
 
 def _finite(text: str) -> float | None:

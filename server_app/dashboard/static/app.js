@@ -243,6 +243,7 @@ const moment = (run, time) => (virtual(run) ? `day ${(time / DAY).toFixed(3)}` :
 function drawTiles(run) {
   const { totals } = run;
   const days = run.config["virtual-days"];
+  const limitless = days === undefined ? "limit unknown" : "no limit";
   const perUpload = totals.uploads ? `${bytes(totals.bytes_up / totals.uploads)} each` : "no upload yet";
   const done = run.share_done === null ? null : html("progress", {
     max: 1, value: run.share_done, "aria-label": `${percent(run.share_done, 0)} of the run is done`,
@@ -250,12 +251,12 @@ function drawTiles(run) {
   const tiles = [
     ["Test accuracy", percent(totals.accuracy), `best ${percent(totals.best_accuracy)}`],
     virtual(run)
-      ? ["Virtual days", (run.time / DAY).toFixed(3), Number(days) ? `of ${days}` : "no limit", done]
-      : ["Time", duration(run.time), run.share_done === null ? "no limit in time" : `${percent(run.share_done, 0)} done`, done],
+      ? ["Virtual days", (run.time / DAY).toFixed(3), Number(days) ? `of ${days}` : limitless, done]
+      : ["Time", duration(run.time, true), run.share_done === null ? "no limit in time" : `${percent(run.share_done, 0)} done`, done],
     ["Uploads", integer(totals.uploads), `in ${integer(totals.version)} versions`],
     ["Rejected", integer(totals.rejected), `${integer(run.clients.counts.paused ?? 0)} quarantined`],
     ["Speed", totals.uploads_per_second === null ? "–" : `${totals.uploads_per_second.toFixed(1)} /s`,
-      run.elapsed === null ? "no wall times" : `in ${duration(run.elapsed)}`],
+      !run.start ? "not started" : run.elapsed === null ? "no wall times" : `in ${duration(run.elapsed)}`],
     ["Received", bytes(totals.bytes_up), perUpload],
     ["Temperature", fixed(3)(totals.temperature), totals.temperature === null ? "none" : "at the last upload"],
     ["κ", fixed(3)(totals.kappa), totals.kappa === null ? "none reported" : "mean of last 50"],
@@ -336,7 +337,7 @@ function drawCurves(runs) {
   update("kappa", "Mean κ", model("kappa", { high: 1, show: fixed(3) }, (run) => run.series.kappa ?? []),
     runs.every((run) => run.strategy === "fedbuff") ? "FedBuff has no κ." : "No upload with κ yet.");
   update("rate", "Uploads per second", model("rate", { low: 0, show: (value) => `${value.toFixed(1)} /s` }, rates),
-    runs.every((run) => run.elapsed === null) ? "The events of these runs carry no wall time." : "Not enough uploads yet.");
+    runs.every((run) => run.start && run.elapsed === null) ? "The events of these runs carry no wall time." : "Not enough uploads yet.");
   drawStaleness(runs);
 }
 
@@ -489,7 +490,7 @@ function drawTrouble(run) {
   put("trouble", [run.rejections, run.reasons, paused], () => {
     if (!rejected && !quarantines) return html("p", { class: "nothing" }, "Nothing was rejected, and nobody is quarantined.");
     return [
-      ...(paused.length ? [html("h4", {}, "Quarantined"), table(["Client", "Node", "Failures in a row", "Out until"],
+      ...(paused.length ? [html("h4", {}, "Quarantined"), table(["Client", "Node", "Failures", "Out until"],
         paused.map((row) => [row.client, row.node_id, row.failures, moment(run, row.until)]))] : []),
       ...(run.reasons.length ? [html("h4", {}, "Reasons"), html("ul", { class: "reasons" }, ...run.reasons.map(([reason, count]) =>
         html("li", {}, html("b", {}, `${integer(count)}×`), reason)))] : []),
@@ -501,7 +502,7 @@ function drawTrouble(run) {
 }
 
 function table(heads, rows) {
-  const cell = (tag, value) => html(tag, { scope: tag === "th" ? "col" : null }, String(value));
+  const cell = (tag, value) => html(tag, { scope: tag === "th" ? "col" : null, class: String(value).length > 24 ? "long" : null }, String(value));
   return html("table", {}, html("thead", {}, html("tr", {}, ...heads.map((head) => cell("th", head)))),
     html("tbody", {}, ...rows.map((row) => html("tr", {}, ...row.map((value) => cell("td", value))))));
 }

@@ -38,16 +38,17 @@ export function bytes(value) {
   return `${unit && value < 100 ? value.toFixed(1) : value.toFixed(0)} ${units[unit]}`;
 }
 
-export function duration(seconds) {
+export function duration(seconds, brief = false) {
   if (seconds < 60) return `${seconds.toFixed(seconds < 10 ? 1 : 0)} s`;
+  if (seconds < 3600 && brief) return `${(seconds / 60).toFixed(1)} min`;
   if (seconds < 3600) return `${Math.floor(seconds / 60)} min ${Math.floor(seconds % 60)} s`;
   return `${Math.floor(seconds / 3600)} h ${Math.floor((seconds % 3600) / 60)} min`;
 }
 
-function ticks(low, high, wanted, whole = false) {
+function ticks(low, high, wanted, whole = false, given = null) {
   const raw = (high - low) / Math.max(wanted, 1);
   const power = 10 ** Math.floor(Math.log10(raw));
-  let step = [1, 2, 2.5, 5, 10].map((factor) => factor * power).find((size) => size >= raw * 0.999);
+  let step = given ?? [1, 2, 2.5, 5, 10].map((factor) => factor * power).find((size) => size >= raw * 0.75);
   if (whole) step = Math.max(1, Math.round(step));
   const values = [];
   for (let i = Math.ceil(low / step - 1e-6); i * step <= high + step * 1e-6; i++) values.push(i * step);
@@ -59,7 +60,7 @@ function ticks(low, high, wanted, whole = false) {
 
 // Returns the plot area with its scales and axes. `y` and `x` have low, high, label and format.
 function frame(width, height, x, y) {
-  const yTicks = ticks(y.low, y.high, height < 220 ? 4 : 5, y.whole);
+  const yTicks = ticks(y.low, y.high, 5, false, y.step);
   const yText = (value) => (y.format ? y.format(value, yTicks.digits) : value.toFixed(yTicks.digits).replace("-", "−"));
   const left = 10 + 6.4 * Math.max(...yTicks.values.map((value) => yText(value).length), 2);
   const area = { left, right: width - 12, top: 12, bottom: height - 36 };
@@ -96,8 +97,8 @@ const path = (points) => points.map(([x, y], i) => `${i ? "L" : "M"}${x.toFixed(
 // Lines over time. model.lines: [{ name, color, dash, points: [[x, y, low, high]] }].
 export function lines(model, width, height) {
   const all = model.lines.flatMap((line) => line.points);
-  const { low, high } = range(model, all, model.x.high);
-  const { area, px, py, axes } = frame(width, height, { low: 0, ...model.x }, { ...model.y, low, high });
+  const y = range(model, all, height);
+  const { area, px, py, axes } = frame(width, height, { low: 0, ...model.x }, { ...model.y, ...y });
   const clip = `clip-${model.id}`;
   const curves = svg("g", { "clip-path": `url(#${clip})` });
   for (const line of model.lines) {
@@ -147,21 +148,22 @@ function near(model, place, px) {
   return found;
 }
 
-function range(model, all, xHigh) {
+// What the vertical axis spans: round numbers around the values, or close around the late ones.
+function range(model, all, height) {
   let low = Math.min(...all.map((point) => point[2]));
   let high = Math.max(...all.map((point) => point[3]));
   if (model.fit) {
-    const late = all.filter((point) => point[0] >= xHigh / 3).map((point) => point[1]);
+    const late = all.filter((point) => point[0] >= model.x.high / 3).map((point) => point[1]);
     low = Math.min(...late);
     high = Math.max(...late);
     const margin = Math.max((high - low) * 0.06, 1e-3);
-    return { low: low - margin, high: high + margin };
+    return { low: low - margin, high: high + margin, step: null };
   }
   if (model.y.low !== undefined) low = Math.min(low, model.y.low);
   if (model.y.high !== undefined) high = Math.max(high, model.y.high);
   if (high - low < 1e-9) high = low + 1;
-  const { step } = ticks(low, high, 5);
-  return { low: Math.floor(low / step + 1e-3) * step, high: Math.ceil(high / step - 1e-3) * step };
+  const { step } = ticks(low, high, height < 220 ? 4 : 5);
+  return { low: Math.floor(low / step + 1e-3) * step, high: Math.ceil(high / step - 1e-3) * step, step };
 }
 
 // Shares by value. model.groups: [{ name, color, counts }]; model.width: values per bar.
@@ -173,10 +175,10 @@ export function bars(model, width, height) {
   const every = Math.ceil(count / Math.max(1, Math.floor(width / 44)));
   const title = (i) => (model.width === 1 ? `${i}` : `${i * model.width}–${(i + 1) * model.width - 1}`);
   const marks = [...Array(count).keys()].filter((i) => i % every === 0).map((i) => [i + 0.5, title(i)]);
-  const { high } = range({ y: { low: 0 } }, [[0, top, 0, top]], 0);
+  const y = range({ y: { low: 0 } }, [[0, top, 0, top]], height);
   const { area, px, py, axes } = frame(
     width, height, { low: 0, high: count, marks, label: "staleness in versions" },
-    { low: 0, high, format: (value) => `${Math.round(100 * value)} %` },
+    { ...y, format: (value) => `${Math.round(100 * value)} %` },
   );
   const nodes = [];
   const slot = (px(1) - px(0)) * 0.8;
@@ -195,7 +197,7 @@ export function bars(model, width, height) {
     title: `${title(i)} ${i === 1 && model.width === 1 ? "version" : "versions"} behind`,
     lines: model.groups.map((group, g) => ({
       color: group.color, name: group.name,
-      text: `${percent(share(g, i))} (${integer(group.counts[i] ?? 0)} uploads)`,
+      text: `${percent(share(g, i))} (${integer(group.counts[i] ?? 0)} of ${integer(totals[g])})`,
     })),
   }));
   return { nodes: [axes, ...nodes], targets, area };
@@ -204,9 +206,9 @@ export function bars(model, width, height) {
 // Values of clients. model.points: [{ x, y, fresh, lines, title }], oldest first.
 export function dots(model, width, height) {
   const values = model.points.map((point) => point.y);
-  const { low, high } = range({ y: { high: 1 } }, values.map((value) => [0, value, value, value]), 0);
+  const y = range({ y: { high: 1 } }, values.map((value) => [0, value, value, value]), height);
   const { area, px, py, axes } = frame(
-    width, height, { low: -0.5, high: model.count - 0.5, whole: true, label: "client" }, { low, high },
+    width, height, { low: -0.5, high: model.count - 0.5, whole: true, label: "client" }, y,
   );
   const nodes = model.points.map((point) => svg("circle", {
     cx: px(point.x), cy: py(point.y), r: point.fresh ? 3.6 : 2.4, fill: model.color,
@@ -221,14 +223,13 @@ export function dots(model, width, height) {
 // Weights of buffers. model.bars: [{ mark, parts: [{ size, title }], title, lines }].
 export function stacks(model, width, height) {
   const sums = model.bars.map((bar) => bar.parts.reduce((a, b) => a + b, 0));
-  const { high } = range({ y: { low: 0, high: 1 } }, sums.map((sum) => [0, sum, 0, sum]), 0);
+  const y = range({ y: { low: 0, high: 1 } }, sums.map((sum) => [0, sum, 0, sum]), height);
   const room = Math.max(1, Math.floor((width - 60) / 20));
   const shown = model.bars.slice(-room);
   const every = Math.ceil(shown.length / Math.max(1, Math.floor(width / 52)));
   const marks = shown.map((bar, i) => [i + 0.5, bar.mark]).filter((_, i) => (shown.length - 1 - i) % every === 0);
   const { area, px, py, axes } = frame(
-    width, height, { low: 0, high: Math.max(shown.length, 8), marks, label: "version made of the buffer" },
-    { low: 0, high },
+    width, height, { low: 0, high: Math.max(shown.length, 8), marks, label: "version made of the buffer" }, y,
   );
   const nodes = [];
   const targets = shown.map((bar, i) => {
@@ -380,9 +381,9 @@ export class Chart {
     const [wide, high] = [tip.offsetWidth, tip.offsetHeight];
     const x = box.left + target.x + 14;
     const left = x + wide > innerWidth - 8 ? box.left + target.x - wide - 14 : x;
-    const top = box.top + (target.y ?? 20) - high - 12;
+    const top = target.y === undefined ? Math.max(8, box.top + 8) : box.top + target.y - high - 12;
     tip.style.left = `${Math.max(8, Math.min(left, innerWidth - wide - 8))}px`;
-    tip.style.top = `${top < 8 ? box.top + (target.y ?? 20) + 16 : top}px`;
+    tip.style.top = `${top < 8 ? box.top + target.y + 16 : top}px`;
   }
 }
 

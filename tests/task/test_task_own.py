@@ -1,0 +1,73 @@
+"""A user's own task: found, checked, described."""
+
+import sys
+import types
+
+import pytest
+import torch
+from torch import nn
+
+from task.models import make_model
+from task.shards import Shard
+from task.tasks import DatasetTask, TaskError, as_shard, calibration_recipe, find_task
+
+
+def module(monkeypatch, name="some_task", **functions):
+    found = types.ModuleType(name)
+    for key, value in functions.items():
+        setattr(found, key, value)
+    monkeypatch.setitem(sys.modules, name, found)
+    find_task.cache_clear()
+    return found
+
+
+def complete():
+    return {key: lambda *args: None for key in ("make_model", "train_data", "test_data", "loss")}
+
+
+def test_a_module_an_object_or_a_class_can_be_a_task(monkeypatch):
+    found = module(monkeypatch, **complete())
+    assert find_task("some_task") is found
+    found.thing = types.SimpleNamespace(**complete())
+    found.Kind = type("Kind", (), complete())
+    assert find_task("some_task:thing") is found.thing
+    assert isinstance(find_task("some_task:Kind"), found.Kind)
+
+
+def test_what_is_missing_is_said(monkeypatch):
+    functions = complete()
+    del functions["loss"]
+    module(monkeypatch, **functions)
+    with pytest.raises(TaskError, match=r"lacks the functions \['loss'\]"):
+        find_task("some_task")
+    with pytest.raises(TaskError, match="has no 'thing'"):
+        find_task("some_task:thing")
+    with pytest.raises(TaskError, match="PYTHONPATH"):
+        find_task("no_such_module_at_all")
+
+
+def test_data_is_checked():
+    shard = as_shard((torch.zeros(3, 2), torch.zeros(3)), "train_data")
+    assert len(shard) == 3
+    assert as_shard(shard, "train_data") is shard
+    for bad in (None, 5, (torch.zeros(3, 2), torch.zeros(4)), (torch.zeros(0, 2), torch.zeros(0))):
+        with pytest.raises(TaskError, match="train_data"):
+            as_shard(bad, "train_data")
+
+
+def test_the_calibration_batch_follows_the_data():
+    images = Shard(torch.zeros(2, 1, 8, 8), torch.tensor([0, 1]))
+    recipe = calibration_recipe(make_model("digits", 0), images)
+    assert recipe == {"shape": (1, 8, 8), "num_classes": 10}
+    tokens = Shard(torch.tensor([[1, 7], [3, 2]]), torch.tensor([0, 1]))
+    text = nn.Sequential(nn.Embedding(20, 4), nn.Flatten(), nn.Linear(8, 3))
+    assert calibration_recipe(text, tokens) == {"shape": (2,), "vocabulary": 8, "num_classes": 3}
+    numbers = Shard(torch.zeros(2, 5), torch.zeros(2, 2))
+    assert calibration_recipe(nn.Linear(5, 2), numbers) == {"shape": (5,), "target_shape": (2,)}
+
+
+def test_the_datasets_loss_is_cross_entropy_per_sample():
+    outputs, targets = torch.randn(4, 3), torch.tensor([0, 1, 2, 0])
+    loss = DatasetTask("digits", 2).loss(outputs, targets)
+    assert loss.shape == (4,)
+    torch.testing.assert_close(loss.mean(), nn.functional.cross_entropy(outputs, targets))
