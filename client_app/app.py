@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 from flwr.app import Context, Message, MetricRecord, RecordDict
@@ -119,7 +119,7 @@ def node_task(context: Context) -> Task:
 
 def _loaded_model(task: Task, message: Message, device: torch.device) -> nn.Module:
     """Return the model of the message on this node's device."""
-    model = _workspace(task)
+    model = _workspace(cast(Any, task))  # a protocol does not promise a hash
     model.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
     return model.to(device)
 

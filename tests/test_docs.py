@@ -42,3 +42,11 @@ def test_one_line_examples_work():
     for block in code_blocks("METHODS.md", "python"):
         if "MomentumRule" not in block:
             exec(block, {})
+
+
+def test_the_settings_page_is_current():
+    from server_app.settings_page import settings_page
+
+    assert (DOCS / "SETTINGS.md").read_text() == settings_page(), (
+        "run: python -m server_app.settings_page > docs/SETTINGS.md"
+    )
