@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from fedpsa_strategy.client import make_reply
     from fedpsa_strategy.mod import fedpsa_mod
     from fedpsa_strategy.probe import Probe
-    from fedpsa_strategy.sensitivity import sensitivity
+    from fedpsa_strategy.parameter_sensitivity import sensitivity
 
 _NEEDS_TORCH = {
     "Probe": "fedpsa_strategy.probe",
     "fedpsa_mod": "fedpsa_strategy.mod",
     "make_reply": "fedpsa_strategy.client",
-    "sensitivity": "fedpsa_strategy.sensitivity",
+    "sensitivity": "fedpsa_strategy.parameter_sensitivity",
 }
 
 __all__ = [

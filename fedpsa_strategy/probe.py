@@ -16,7 +16,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord
 from torch import Tensor, nn
 
 from fedpsa_strategy.calibration import Calibration, fingerprint
-from fedpsa_strategy.sensitivity import sensitivity, trainable_vector
+from fedpsa_strategy.parameter_sensitivity import sensitivity, trainable_vector
 from fedpsa_strategy.sketch import Sketch
 
 LossFn = Callable[[Tensor, Tensor], Tensor]

@@ -11,8 +11,8 @@ from server_app.settings import Settings, describe_range, key_of
 _HEAD = """# Settings
 
 Every setting of a run, generated from `server_app/settings.py`. Change any of them with
-`flwr run . --run-config "key=value ..."`, or with `--set key=value` of our own commands; strings are
-quoted in a run config. Impossible values and combinations are refused before the first message.
+`flwr run . --run-config "key=value ..."`, or with `--set key=value` of our own commands; strings
+are quoted in a run config. Impossible values and combinations are refused before the first message.
 """
 
 

@@ -27,10 +27,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         library = Library(options.folders)
-        family, _, _, _, address = socket.getaddrinfo(
-            options.host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        server = socket.create_server(address[:2], family=family)
+        found = socket.getaddrinfo(options.host, None, type=socket.SOCK_STREAM)[0]
+        server = socket.create_server((found[4][0], options.port), family=found[0])
     except NoRunError as error:
         print(f"Error: {error}", file=sys.stderr)
         return 2

@@ -19,6 +19,14 @@ _REASONS, _TEXT = 100, 300  # different reasons told apart, and characters shown
 _WEIGHTS, _CLIENTS, _BARS = 64, 600, 64
 _POINTS, _NOISY_POINTS = 400, 100  # of curves; those that jump with every upload are averaged more
 
+# These come before a run starts, and before it is resumed, perhaps the next day.
+_BEFORE_START = {
+    events.RunStarted.kind,
+    events.Waiting.kind,
+    events.NodeJoined.kind,
+    events.NodeLeft.kind,
+}
+
 
 @dataclass
 class Client:
@@ -85,10 +93,11 @@ class RunState:
             return
         try:
             event = json.loads(line.decode())
-            handler, self.time = self._handlers.get(event["event"]), _number(event["time"])
+            kind, self.time = event["event"], _number(event["time"])
+            handler = self._handlers.get(kind)
             if "wall" in event:
                 self.wall = _number(event["wall"])
-                if self._wall_zero is not None:
+                if self._wall_zero is not None and kind not in _BEFORE_START:
                     self.elapsed = max(self.elapsed, self.wall - self._wall_zero)
             if handler is not None:  # kinds of newer versions are none of our business
                 handler(event)

@@ -88,10 +88,10 @@ def sensitivity(
             "inputs and targets must have the same number of samples, at least 1, "
             f"not {samples} and {len(targets)}"
         )
-    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    parameters = [p for p in model.parameters() if p.requires_grad]
     if not parameters:
         return torch.zeros(0, device=inputs.device)
-    device = next(iter(parameters.values())).device
+    device = parameters[0].device
     batch = inputs.detach().to(device), targets.detach().to(device)
     loss_fn = loss_fn or partial(functional.cross_entropy, reduction="none")
     cuda = [device] if device.type == "cuda" else []
@@ -99,9 +99,9 @@ def sensitivity(
         moments = _moments_from_hooks(model, loss_fn, batch, memory_limit)
         if moments is None:
             moments = _moments_from_vmap(model, loss_fn, batch, memory_limit)
-    result = torch.zeros(sum(p.numel() for p in parameters.values()), device=device)
-    parts = torch.split(result, [p.numel() for p in parameters.values()])
-    for parameter, part in zip(parameters.values(), parts, strict=True):
+    sizes = [p.numel() for p in parameters]
+    result = torch.zeros(sum(sizes), device=device)
+    for parameter, part in zip(parameters, torch.split(result, sizes), strict=True):
         if parameter in moments:  # else the loss does not depend on it
             gradient, square = moments[parameter]
             value = parameter.detach()
