@@ -30,8 +30,8 @@ from fedpsa_strategy.strategy import AsyncStrategy
 if TYPE_CHECKING:
     from fedpsa_strategy.client import make_reply
     from fedpsa_strategy.mod import fedpsa_mod
-    from fedpsa_strategy.probe import Probe
     from fedpsa_strategy.parameter_sensitivity import sensitivity
+    from fedpsa_strategy.probe import Probe
 
 _NEEDS_TORCH = {
     "Probe": "fedpsa_strategy.probe",
