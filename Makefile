@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 RUN := $(BIN)/python -m simulation
 
-.PHONY: help install install-dev run deploy-local test test-all lint types clean
+.PHONY: help install install-dev run deploy-local test test-all test-latest lint types clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -43,5 +43,17 @@ test: lint types  ## lint, types and tests, with one run on each of Flower's eng
 test-all: lint types  ## all tests, also those that take minutes
 	$(BIN)/python -m pytest -m 'slow or not slow'
 
+# A Flower whose nodes talk HTTP; the app and the strategies are the same.
+LATEST := .venv-latest
+$(LATEST)/.installed: pyproject.toml
+	test -x $(LATEST)/bin/python || $(PYTHON) -m venv $(LATEST)
+	$(LATEST)/bin/python -m pip install --quiet --disable-pip-version-check \
+	    'flwr[simulation]==1.41.0' torch==2.13.0 torchvision==0.28.0 numpy scikit-learn safetensors \
+	    rich matplotlib tomli-w pathspec pytest hypothesis
+	touch $@
+
+test-latest: $(LATEST)/.installed  ## the engine tests on Flower 1.41, in an environment of its own
+	$(LATEST)/bin/python -m pytest tests/engines/test_engines.py tests/simulation -m engine
+
 clean:  ## remove .venv and caches (not runs/)
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-latest .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -76,6 +76,7 @@ class Dispatched(Event):
     client: int
     node_id: int
     version: int
+    num_bytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,6 +149,7 @@ class RunEnded(Event):
     uploads: int
     rejected: int
     reason: str
+    server_seconds: float = 0.0
 
 
 Listener = Callable[[Event], None]

@@ -71,6 +71,8 @@ class AsyncLoop:
         Centralised evaluation.
     monotonic, sleep : Callable
         Real time, for waiting; the run's own time is the strategy's clock.
+    perf_counter : Callable
+        Real time, for how long the strategy takes.
     """
 
     def __init__(
@@ -85,6 +87,7 @@ class AsyncLoop:
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None,
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
+        perf_counter: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.strategy = strategy
         self.grid = grid
@@ -95,6 +98,7 @@ class AsyncLoop:
         self.evaluate_fn = evaluate_fn
         self.monotonic = monotonic
         self.sleep = sleep
+        self.perf_counter = perf_counter
         # A grid in this process can tell when something arrives; others have to be polled.
         self._rest = getattr(grid, "wait", sleep)
         self.result = Result(arrays=strategy.state.arrays)
@@ -112,15 +116,18 @@ class AsyncLoop:
         self._evaluated: tuple[int, float] | None = None  # version and time of the last evaluation
         self._accuracy: float | None = None
         self._next_stop_check = 0.0
-        self._between_replies = True
+        self._consistent = True  # whether the state is whole, so that it can be saved
+        self._server_seconds = 0.0  # spent in aggregate_train, before an interruption too
 
     def run(self) -> Result:
         """Run to the end and return Flower's result."""
         strategy, state, clock = self.strategy, self.strategy.state, self.strategy.clock
         saved = strategy.resume_from
         tasks = [] if saved is None else self._load_state_dict(saved)
+        start_time = 0.0 if saved is None else saved["time"]
+        clock.start(start_time)
         self._gather_nodes()
-        clock.start(0.0 if saved is None else saved["time"])
+        clock.start(start_time)  # waiting for nodes is no part of the run
         self._started = self._silent_since = self.monotonic()
         strategy.emit(
             RunStarted(
@@ -139,13 +146,15 @@ class AsyncLoop:
             strategy.checkpointer.begin(state.version)
         try:
             while (reason := self._stop_reason()) is None:
+                self._consistent = False
                 self._refresh_nodes()
                 self._dispatch()
                 self._check_alive()
+                self._consistent = True
                 self._poll()
-                self._between_replies = False
+                self._consistent = False
                 self._process_next()
-                self._between_replies = True
+                self._consistent = True
                 self._save_checkpoint(only_if_due=True)
         except (SystemExit, KeyboardInterrupt):
             self._save_checkpoint()
@@ -163,6 +172,7 @@ class AsyncLoop:
                 uploads=state.uploads,
                 rejected=state.rejected,
                 reason=reason,
+                server_seconds=self._server_seconds,
             )
         )
         self.result.arrays = state.arrays
@@ -173,8 +183,8 @@ class AsyncLoop:
     def _save_checkpoint(self, *, only_if_due: bool = False) -> None:
         strategy, state = self.strategy, self.strategy.state
         checkpointer = strategy.checkpointer
-        # In the middle of a reply the state is neither before nor after it: the last one counts.
-        if checkpointer is None or not self._between_replies:
+        # In the middle of a step the state is neither before nor after it: the last one counts.
+        if checkpointer is None or not self._consistent:
             return
         if not only_if_due or checkpointer.due(state.version):
             checkpointer.save(state.sequence, state.version, self._state_dict())
@@ -193,6 +203,7 @@ class AsyncLoop:
             "next_evaluation": self._next_evaluation,
             "evaluated": self._evaluated,
             "accuracy": self._accuracy,
+            "server_seconds": self._server_seconds,
         }
 
     def _load_state_dict(self, saved: dict[str, Any]) -> list[Task]:
@@ -205,6 +216,7 @@ class AsyncLoop:
         self._next_evaluation = saved["next_evaluation"]
         self._evaluated = tuple(saved["evaluated"]) if saved["evaluated"] else None
         self._accuracy = saved["accuracy"]
+        self._server_seconds = saved.get("server_seconds", 0.0)
         return tasks
 
     # --- Nodes ---------------------------------------------------------------------------------
@@ -405,7 +417,9 @@ class AsyncLoop:
         if reply is None:
             strategy.reject(task, f"no reply within {self.timeout:g} s")
         else:
+            started = self.perf_counter()
             strategy.aggregate_train(version + 1, [reply])
+            self._server_seconds += self.perf_counter() - started
         if state.version == version:
             return
         if state.version_metrics is not None:

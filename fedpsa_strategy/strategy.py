@@ -30,7 +30,12 @@ from fedpsa_strategy.layout import Integers, Layout
 from fedpsa_strategy.loop import AsyncLoop
 from fedpsa_strategy.metrics import weighted_mean
 from fedpsa_strategy.norm_guard import NormGuard
-from fedpsa_strategy.replies import TrainReply, read_metrics_reply, read_train_reply
+from fedpsa_strategy.replies import (
+    TrainReply,
+    count_bytes,
+    read_metrics_reply,
+    read_train_reply,
+)
 from fedpsa_strategy.rules.base import Rule, Update, Vector
 from fedpsa_strategy.seeds import MAX_SEED, derive
 
@@ -555,6 +560,7 @@ class AsyncStrategy(Strategy):
                         client=task.client,
                         node_id=task.node_id,
                         version=task.version,
+                        num_bytes=count_bytes(message.content),
                     )
                 )
         return tasks

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import platform
+from contextlib import ExitStack
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -13,12 +14,14 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedpsa_strategy.checkpoint import Checkpointer, CheckpointStore, load
+from fedpsa_strategy.events import Listener
 from fedpsa_strategy.loop import STOP_REQUESTED
 from server_app.build import build_experiment, make_task
 from server_app.curve import draw_curve
 from server_app.progress import DAY, Progress, area_under_curve
 from server_app.run_dir import EventLog, RunDir, model_sha256, read_events
 from server_app.settings import Settings, SettingsError
+from server_app.tensorboard import TensorBoardLog
 from task.hardware import set_threads
 
 log = logging.getLogger("flwr")
@@ -67,8 +70,13 @@ def run_settings(grid: Grid, settings: Settings) -> dict[str, Any]:
             log.info("Resuming at version %d, %d uploads", saved["version"], saved["uploads"])
         if (prepare := getattr(make_task(settings), "prepare", None)) is not None:
             prepare()
-        with EventLog(run_dir.events_path, keep) as event_log:
-            experiment = build_experiment(settings, [event_log, progress])
+        with ExitStack() as stack:
+            event_log = stack.enter_context(EventLog(run_dir.events_path, keep))
+            listeners: list[Listener] = [event_log, progress]
+            if settings.tensorboard:
+                board = TensorBoardLog(run_dir.path / "tensorboard")
+                listeners.append(stack.enter_context(board))
+            experiment = build_experiment(settings, listeners)
             strategy = experiment.strategy
             # On the Ray engine no signal reaches this thread; a file does on every engine.
             strategy.stop_fn = (run_dir.path / "stop-requested").exists
@@ -156,6 +164,10 @@ def _numbers(progress: Progress) -> dict[str, Any]:
         "seconds": progress.seconds,
         "uploads_per_second": progress.uploads_per_second,
         "bytes_up": progress.bytes_up,
+        "bytes_down": progress.bytes_down,
+        "server_seconds": progress.server_seconds,
+        "mean_train_seconds": progress.mean("train-seconds"),
+        "mean_sensitivity_seconds": progress.mean("sensitivity-seconds"),
         "mean_kappa": progress.mean("kappa"),
         "mean_staleness": progress.mean("staleness"),
         "mean_effective_number": progress.mean("effective_number"),

@@ -34,6 +34,7 @@ from fedpsa_strategy.events import Listener
 from fedpsa_strategy.norm_guard import NormGuard
 from fedpsa_strategy.probe import num_trainable
 from fedpsa_strategy.seeds import derive
+from server_app.alignment import record_alignment
 from server_app.personal import personal_accuracy
 from server_app.progress import DAY
 from server_app.settings import Settings
@@ -90,6 +91,15 @@ def build_experiment(settings: Settings, listeners: Sequence[Listener]) -> Exper
         "batch-size": settings.batch_size,
     }
     strategy = make_strategy(settings, task, model, config, common)
+    if settings.alignment_every and settings.strategy == "fedpsa":
+        record_alignment(
+            strategy,
+            model,
+            as_shard(task.test_data(), "test_data"),
+            task.loss,
+            every=settings.alignment_every,
+            seed=derive(settings.seed, "alignment"),
+        )
     return Experiment(
         strategy=strategy,
         initial_arrays=ArrayRecord(model.state_dict()),

@@ -13,6 +13,7 @@ from typing import Any
 
 from fedpsa_strategy.events import (
     Aggregated,
+    Dispatched,
     Evaluated,
     Event,
     Quarantined,
@@ -66,6 +67,8 @@ class Progress:
         self.curve: list[tuple[float, float]] = []  # (time, accuracy)
         self.temperature: float | None = None
         self.bytes_up = 0
+        self.bytes_down = 0
+        self.server_seconds: float | None = None
         self.end_reason: str | None = None
         self._kappas: deque[float] = deque(maxlen=_RECENT)
         self._staleness: deque[int] = deque(maxlen=_RECENT)
@@ -86,7 +89,13 @@ class Progress:
         return (self.uploads - self._earlier_uploads) / seconds if seconds > 0 else None
 
     def mean(self, name: str) -> float | None:
-        """Return the mean of `kappa`, `staleness` or `effective_number` over the whole run."""
+        """Return the mean over the whole run of what uploads and versions tell.
+
+        Parameters
+        ----------
+        name : str
+            `kappa`, `staleness`, `effective_number`, `train-seconds` or `sensitivity-seconds`.
+        """
         total, count = self._sums.get(name, (0.0, 0))
         return total / count if count else None
 
@@ -104,6 +113,8 @@ class Progress:
                     event.max_in_flight,
                     f"{event.num_parameters:,}",
                 )
+            case Dispatched():
+                self.bytes_down += event.num_bytes
             case Uploaded():
                 self._take_upload(event)
             case Rejected():
@@ -118,6 +129,7 @@ class Progress:
                 self._take_evaluation(event)
             case RunEnded():
                 self.end_reason = event.reason
+                self.server_seconds = event.server_seconds
         if self.monotonic() - self._last_line < self.interval:
             return
         self._last_line = self.monotonic()
@@ -161,6 +173,9 @@ class Progress:
         if (kappa := event.report.get("kappa")) is not None:
             self._kappas.append(kappa)
             self._add("kappa", kappa)
+        for name in ("train-seconds", "sensitivity-seconds"):
+            if isinstance(seconds := event.metrics.get(name), int | float):
+                self._add(name, seconds)
         self.temperature = event.report.get("temperature", self.temperature)
 
     def _take_evaluation(self, event: Evaluated) -> None:

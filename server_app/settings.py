@@ -29,6 +29,7 @@ MAY_CHANGE = {
     "data-dir",
     "cache-dir",
     "status-interval",
+    "tensorboard",
 }
 # Datasets whose model has an encoder before its head.
 _WITH_ENCODER = ("digits", "mnist", "cifar10", "cifar100")
@@ -164,6 +165,12 @@ class Settings:
         "nodes draw the batch from its seed, or get it sent once (always so for real batches)",
         choices=("seed", "arrays"),
     )
+    alignment_every: int = _setting(
+        0,
+        "FedPSA: record with every so many uploads how well the gradients of client and server "
+        "agree on test data; 0: never",
+        least=0,
+    )
     server_lr: float = _setting(1.0, "FedBuff, CA2FL: factor of the aggregated step", above=0)
     staleness_exponent: float = _setting(
         0.5,
@@ -235,6 +242,10 @@ class Settings:
     )
     data_dir: str = _setting("", "where dataset files are; empty: the user's cache folder")
     cache_dir: str = _setting("", "where prepared arrays are kept; empty: the user's cache folder")
+    tensorboard: bool = _setting(
+        False,
+        "also write TensorBoard events to run-dir/tensorboard (pip install fedpsa[tensorboard])",
+    )
     status_interval: float = _setting(3.0, "seconds between status lines", above=0)
 
     @classmethod

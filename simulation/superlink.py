@@ -20,6 +20,7 @@ from simulation.environment import (
     new_token,
 )
 from simulation.errors import LaunchFailed
+from simulation.flower_version import fleet_options, fleet_over_grpc
 from simulation.processes import ProcessGroup
 
 LOG_FOLDER = "engine-logs"
@@ -43,15 +44,15 @@ class SuperLink:
     connection : str
         The name under which Flower's commands know it.
     fleet_address : str
-        Where SuperNodes connect to, over gRPC.
+        Where SuperNodes connect to.
     """
 
     def __init__(self, group: ProcessGroup, folder: Path, *, simulation: bool) -> None:
         self.group = group
         self.folder = folder
         self.connection = f"launch-{group.token[:8]}"
-        self.fleet_address = f"{LOOPBACK}:{free_port()}"
         self._port = free_port()
+        self.fleet_address = f"{LOOPBACK}:{free_port() if fleet_over_grpc() else self._port}"
         self._add_connection(Path(group.environment["FLWR_HOME"]))
         # Without --database the state lives in memory: it ends with the launch anyway.
         self.process = group.start(
@@ -62,7 +63,7 @@ class SuperLink:
                 "--isolation=subprocess",
                 f"--host={LOOPBACK}",
                 f"--port={self._port}",
-                "--simulation" if simulation else f"--fleet-api-address={self.fleet_address}",
+                *(["--simulation"] if simulation else fleet_options(self.fleet_address)),
             ],
         )
 

@@ -6,6 +6,7 @@ import argparse
 import socket
 import sys
 import webbrowser
+from contextlib import suppress
 from pathlib import Path
 
 import uvicorn
@@ -49,7 +50,8 @@ def main(arguments: list[str] | None = None) -> int:
     if options.open:
         webbrowser.open(url)
     config = uvicorn.Config(make_app(library, loopback=loopback), log_level="warning")
-    uvicorn.Server(config).run(sockets=[server])
+    with suppress(KeyboardInterrupt):
+        uvicorn.Server(config).run(sockets=[server])
     return 0
 
 

@@ -9,16 +9,15 @@ import threading
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from fedpsa_strategy.events import RunEnded
 from server_app.dashboard.state import RunState
 from server_app.dashboard.tail import Tail
-from server_app.progress import DAY
 
-_MARKS = ("events.jsonl", "config.toml", "summary.json", "engine-logs")
 _SILENCE = 30.0  # a run that lives says something every few seconds
+_COPYING = 5.0  # when a folder was copied, any of its files may be some seconds newer
 _PATIENCE = 1.0  # seconds of reading after which the page gets what there is
 
 
@@ -46,22 +45,21 @@ class Run:
 
     def head(self) -> dict[str, Any]:
         """Return how the run stands, without reading its events."""
-        config, summary = self._config(), self._summary()
+        config, summary = self.config(), _load(self.path / "summary.json")
         written, summarised = _changed(self._tail.path), _changed(self.path / "summary.json")
         status, accuracy = "waiting", summary.get("accuracy")
-        ended = _ended(self._tail.path)
-        # A summary that is older than events that go on belongs to what was resumed.
-        if summary and (summarised >= written or ended):
+        # A summary that is older than the events is that of a run that was resumed.
+        if summary and summarised > written - _COPYING:
             status = str(summary.get("status"))
-        elif ended:
-            status = "completed"
         elif written:
             status = "running" if self.now() - written < _SILENCE else "silent"
         names = ("strategy", "dataset", "seed", "clock")
         return {
             "status": status,
             "error": str(summary.get("error")) if status == "failed" else None,
-            "accuracy": accuracy if status == "completed" and isinstance(accuracy, float) else None,
+            "accuracy": accuracy
+            if isinstance(accuracy, float) and math.isfinite(accuracy)
+            else None,
             "changed": max(written, summarised, _changed(self.path / "config.toml")),
             **{name: config.get(name) for name in names},
         }
@@ -79,16 +77,14 @@ class Run:
             current = "-".join(map(str, parts))
             if current == cursor:
                 return None
-            config, state = self._config(), self.state.snapshot()
             return {
                 "cursor": current,
                 **head,
                 "problem": problem,
                 "unread": left / (self._tail.offset + left) if left else 0,
                 "age": max(self.now() - head["changed"], 0.0),
-                "config": config,
-                "share_done": _share_done(config, state),
-                **state,
+                "config": self.config(),
+                **self.state.snapshot(),
             }
 
     def _read(self) -> int:
@@ -105,23 +101,10 @@ class Run:
             if time.monotonic() >= give_up:
                 return max(self._tail.path.stat().st_size - self._tail.offset, 0)
 
-    def _config(self) -> dict[str, str]:
+    def config(self) -> dict[str, str]:
         """Return the settings as texts: seeds are 64-bit integers, which JavaScript has not."""
-        try:
-            config = tomllib.loads((self.path / "config.toml").read_text())
-        except (OSError, ValueError):
-            return {}
-        return {
-            key: str(v).lower() if v is True or v is False else str(v) for key, v in config.items()
-        }
-
-    def _summary(self) -> dict[str, Any]:
-        try:
-            text = (self.path / "summary.json").read_text()
-            summary = json.loads(text, parse_constant=lambda _: None, parse_float=_finite)
-        except (OSError, ValueError):
-            return {}
-        return summary if isinstance(summary, dict) else {}
+        settings = _load(self.path / "config.toml").items()
+        return {k: str(v).lower() if isinstance(v, bool) else str(v) for k, v in settings}
 
 
 class Library:
@@ -141,8 +124,8 @@ class Library:
                 raise NoRunError(f"{folder} is no folder")
             if not any(_run_folders(folder)) and any(folder.iterdir()):
                 raise NoRunError(
-                    f"{folder} is no run: neither it nor a folder in it holds events.jsonl or "
-                    "config.toml"
+                    f"{folder} is no run: neither it nor a folder in it holds events.jsonl or the "
+                    "config.toml of a run"
                 )
 
     def runs(self) -> dict[str, Run]:
@@ -160,11 +143,36 @@ class Library:
 
 def _run_folders(folder: Path) -> Iterator[Path]:
     """Yield the folder if it is a run, else those in it that are, the newest first."""
-    if any((folder / mark).exists() for mark in _MARKS):
+    if _is_run(folder):
         yield folder
     elif folder.is_dir():
-        inner = [path for path in folder.iterdir() if any((path / m).exists() for m in _MARKS)]
+        inner = filter(_is_run, folder.iterdir())
         yield from sorted(inner, key=lambda path: (-_changed(path / "config.toml"), path.name))
+
+
+def _is_run(folder: Path) -> bool:
+    # Events come late: before them there are an engine's logs, the settings, or why it failed.
+    return (
+        (folder / "events.jsonl").exists()
+        or (folder / "engine-logs").exists()
+        or "run-dir" in _load(folder / "config.toml")
+        or "status" in _load(folder / "summary.json")
+    )
+
+
+def _load(path: Path) -> dict[str, Any]:
+    return _load_version(path, _changed(path))
+
+
+@lru_cache(maxsize=4096)  # a folder of many runs is listed every few seconds
+def _load_version(path: Path, changed: float) -> dict[str, Any]:  # noqa: ARG001
+    """Return what is in a TOML or JSON file; nothing, if it is not readable (yet)."""
+    try:
+        text = path.read_text()
+        content = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def _changed(path: Path) -> float:
@@ -172,33 +180,3 @@ def _changed(path: Path) -> float:
         return path.stat().st_mtime
     except OSError:
         return 0.0
-
-
-def _ended(path: Path) -> bool:
-    """Tell whether the last event is the end of the run."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(path.stat().st_size - 4096, 0))
-            last = file.read().rstrip().rpartition(b"\n")[2]
-        return bool(json.loads(last)["event"] == RunEnded.kind)
-    except (OSError, ValueError, TypeError, LookupError, RecursionError):
-        return False
-
-
-def _finite(text: str) -> float | None:
-    try:
-        return number if math.isfinite(number := float(text)) else None
-    except ValueError:
-        return None
-
-
-def _share_done(config: dict[str, str], state: dict[str, Any]) -> float | None:
-    """Return how much of the run is done, by the limit that is nearest."""
-    done = {
-        "num-server-rounds": state["totals"]["version"],
-        "virtual-days": state["time"] / DAY if config.get("clock") == "virtual" else 0.0,
-        "time-limit": state["elapsed"] or 0.0,
-    }
-    limits = {key: _finite(config.get(key, "0")) or 0.0 for key in done}
-    shares = [min(done[key] / limit, 1.0) for key, limit in limits.items() if limit > 0]
-    return max(shares, default=None)

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from fedpsa_strategy import events
 from server_app.dashboard.series import Series, short
 
 _MEAN_OVER = 50  # recent uploads, as in the status line of a run
@@ -20,12 +19,7 @@ _WEIGHTS, _CLIENTS, _BARS = 64, 600, 64
 _POINTS, _NOISY_POINTS = 400, 100  # of curves; those that jump with every upload are averaged more
 
 # These come before a run starts, and before it is resumed, perhaps the next day.
-_BEFORE_START = {
-    events.RunStarted.kind,
-    events.Waiting.kind,
-    events.NodeJoined.kind,
-    events.NodeLeft.kind,
-}
+_BEFORE_START = ("wait", "join", "leave", "start")
 
 
 @dataclass
@@ -73,19 +67,6 @@ class RunState:
         self._buffers: deque[dict[str, Any]] = deque(maxlen=_BUFFERS)
         self._reasons: Counter[str] = Counter()
         self._rejections: deque[dict[str, Any]] = deque(maxlen=_REJECTIONS)
-        self._handlers = {
-            events.RunStarted.kind: self._start,
-            events.NodeJoined.kind: self._join,
-            events.NodeLeft.kind: self._leave,
-            events.Waiting.kind: self._wait,
-            events.Dispatched.kind: self._dispatch,
-            events.Uploaded.kind: self._upload,
-            events.Rejected.kind: self._reject,
-            events.Quarantined.kind: self._quarantine,
-            events.Aggregated.kind: self._aggregate,
-            events.Evaluated.kind: self._evaluate,
-            events.RunEnded.kind: self._end,
-        }
 
     def take(self, line: bytes) -> None:
         """Take note of an event; a line that is none is counted, not fatal."""
@@ -94,19 +75,19 @@ class RunState:
         try:
             event = json.loads(line.decode())
             kind, self.time = event["event"], _number(event["time"])
-            handler = self._handlers.get(kind)
             if "wall" in event:
                 self.wall = _number(event["wall"])
                 if self._wall_zero is not None and kind not in _BEFORE_START:
                     self.elapsed = max(self.elapsed, self.wall - self._wall_zero)
+            handler = getattr(self, "_on_" + kind, None)
             if handler is not None:  # kinds of newer versions are none of our business
                 handler(event)
         except (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError):
             self.damaged += 1
 
-    # --- One method per kind of event; each reads all it needs before it changes anything --------
+    # --- One method per kind of event; it reads all it needs before it changes anything --------
 
-    def _start(self, event: dict[str, Any]) -> None:
+    def _on_start(self, event: dict[str, Any]) -> None:
         """Begin, or go on from a checkpoint: what came after it will happen again."""
         names = ("num_clients", "max_in_flight", "num_parameters", "version")
         self.start = {name: _integer(event[name]) for name in names}
@@ -119,20 +100,20 @@ class RunState:
         for series in self.series.values():
             series.rewind(self.time)
 
-    def _join(self, event: dict[str, Any]) -> None:
+    def _on_join(self, event: dict[str, Any]) -> None:
         self._client(event).online = True
 
-    def _leave(self, event: dict[str, Any]) -> None:
+    def _on_leave(self, event: dict[str, Any]) -> None:
         self._client(event).online = False
 
-    def _wait(self, event: dict[str, Any]) -> None:
+    def _on_wait(self, event: dict[str, Any]) -> None:
         self.waiting = _text(event["reason"])
 
-    def _dispatch(self, event: dict[str, Any]) -> None:
+    def _on_dispatch(self, event: dict[str, Any]) -> None:
         task = (self.time, _integer(event["version"]))
         self._client(event).task = task
 
-    def _upload(self, event: dict[str, Any]) -> None:
+    def _on_upload(self, event: dict[str, Any]) -> None:
         report, num_bytes = event.get("report") or {}, _integer(event["num_bytes"])
         upload: dict[str, Any] = {"time": self.time, "node_id": str(_integer(event["node_id"]))}
         upload |= {name: _integer(event[name]) for name in ("client", "version", "staleness")}
@@ -152,7 +133,7 @@ class RunState:
         self._add("temperature", temperature)
         self.totals["temperature"] = temperature
 
-    def _reject(self, event: dict[str, Any]) -> None:
+    def _on_reject(self, event: dict[str, Any]) -> None:
         reason, client = _text(event["reason"]), _integer(event["client"])
         node_id = str(_integer(event["node_id"]))
         if client >= 0:  # -1: a reply that belongs to no task
@@ -164,13 +145,13 @@ class RunState:
             {"time": self.time, "client": client, "node_id": node_id, "reason": reason}
         )
 
-    def _quarantine(self, event: dict[str, Any]) -> None:
+    def _on_quarantine(self, event: dict[str, Any]) -> None:
         failures, until = _integer(event["failures"]), _number(event["until"])
         client = self._client(event)
         client.failures, client.paused_until = failures, until
         self.totals["quarantines"] += 1
 
-    def _aggregate(self, event: dict[str, Any]) -> None:
+    def _on_aggregate(self, event: dict[str, Any]) -> None:
         report, version = event.get("report") or {}, _integer(event["version"])
         weights = [short(_number(weight)) for weight in report.get("weights", [])]
         number = _optional(report.get("effective_number"))
@@ -189,7 +170,7 @@ class RunState:
             buffer["kappas"] = [member.get("kappa") for member in members[:_WEIGHTS]]
             self._buffers.append(buffer)
 
-    def _evaluate(self, event: dict[str, Any]) -> None:
+    def _on_evaluate(self, event: dict[str, Any]) -> None:
         accuracy, loss = (_optional(event["metrics"].get(name)) for name in ("accuracy", "loss"))
         if event["where"] != "server":
             self._add("client_accuracy", accuracy)
@@ -200,7 +181,7 @@ class RunState:
         if accuracy is not None:
             self.totals["best_accuracy"] = max(accuracy, self.totals["best_accuracy"] or 0.0)
 
-    def _end(self, event: dict[str, Any]) -> None:
+    def _on_end(self, event: dict[str, Any]) -> None:
         self.end_reason = _text(event["reason"])
 
     def _client(self, event: dict[str, Any]) -> Client:

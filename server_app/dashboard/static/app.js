@@ -240,29 +240,41 @@ function status(run, age) {
 const virtual = (run) => run.clock !== "wall";
 const moment = (run, time) => (virtual(run) ? `day ${(time / DAY).toFixed(3)}` : duration(time));
 
+// How much of the run is done, by the limit that is nearest; null if it has none.
+function shareDone(run) {
+  const limits = [
+    [run.totals.version, run.config["num-server-rounds"]],
+    [virtual(run) ? run.time / DAY : 0, run.config["virtual-days"]],
+    [run.elapsed ?? 0, run.config["time-limit"]],
+  ];
+  const shares = limits.filter(([, limit]) => limit > 0).map(([done, limit]) => Math.min(done / limit, 1));
+  return shares.length ? Math.max(...shares) : null;
+}
+
 function drawTiles(run) {
   const { totals } = run;
   const days = run.config["virtual-days"];
   const limitless = days === undefined ? "limit unknown" : "no limit";
   const perUpload = totals.uploads ? `${bytes(totals.bytes_up / totals.uploads)} each` : "no upload yet";
-  const done = run.share_done === null ? null : html("progress", {
-    max: 1, value: run.share_done, "aria-label": `${percent(run.share_done, 0)} of the run is done`,
+  const share = shareDone(run);
+  const done = share === null ? null : html("progress", {
+    max: 1, value: share, "aria-label": `${percent(share, 0)} of the run is done`,
   });
   const tiles = [
     ["Test accuracy", percent(totals.accuracy), `best ${percent(totals.best_accuracy)}`],
     virtual(run)
       ? ["Virtual days", (run.time / DAY).toFixed(3), Number(days) ? `of ${days}` : limitless, done]
-      : ["Time", duration(run.time, true), run.share_done === null ? "no limit in time" : `${percent(run.share_done, 0)} done`, done],
+      : ["Time", duration(run.time, true), share === null ? "no limit in time" : `${percent(share, 0)} done`, done],
     ["Uploads", integer(totals.uploads), `in ${integer(totals.version)} versions`],
     ["Rejected", integer(totals.rejected), `${integer(run.clients.counts.paused ?? 0)} quarantined`],
     ["Speed", totals.uploads_per_second === null ? "–" : `${totals.uploads_per_second.toFixed(1)} /s`,
       !run.start ? "not started" : run.elapsed === null ? "no wall times" : `in ${duration(run.elapsed)}`],
     ["Received", bytes(totals.bytes_up), perUpload],
-    ["Temperature", fixed(3)(totals.temperature), totals.temperature === null ? "none" : "at the last upload"],
+    ["Temperature", fixed(3)(totals.temperature), totals.temperature === null ? "none" : "last upload"],
     ["κ", fixed(3)(totals.kappa), totals.kappa === null ? "none reported" : "mean of last 50"],
     ["Staleness", fixed(2)(totals.staleness), totals.staleness === null ? "no upload yet" : "mean of last 50"],
   ];
-  put("tiles", tiles.map((tile) => [...tile.slice(0, 3), run.share_done]), () => tiles.map(([name, value, note, extra]) =>
+  put("tiles", tiles.map((tile) => [...tile.slice(0, 3), share]), () => tiles.map(([name, value, note, extra]) =>
     html("div", { class: "tile" }, html("span", { class: "label" }, name), html("span", { class: "value" }, value),
       extra ?? null, html("span", { class: "note" }, note))));
 }

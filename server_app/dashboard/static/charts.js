@@ -51,7 +51,7 @@ function ticks(low, high, wanted, whole = false, given = null) {
   let step = given ?? [1, 2, 2.5, 5, 10].map((factor) => factor * power).find((size) => size >= raw * 0.75);
   if (whole) step = Math.max(1, Math.round(step));
   const values = [];
-  for (let i = Math.ceil(low / step - 1e-6); i * step <= high + step * 1e-6; i++) values.push(i * step);
+  for (let i = Math.ceil(low / step - 1e-6); i * step <= high + step * 1e-6; i++) values.push(i * step + 0); // not −0
   const digits = Math.max(0, -Math.floor(Math.log10(step) + 1e-9));
   return { values, step, digits: step / 10 ** -digits % 1 > 1e-6 ? digits + 1 : digits };
 }
@@ -117,7 +117,7 @@ export function lines(model, width, height) {
     }
   }
   const box = svg("clipPath", { id: clip }, svg("rect", {
-    x: area.left, y: area.top - 6, width: area.right - area.left + 8, height: area.bottom - area.top + 8,
+    x: area.left - 5, y: area.top - 6, width: area.right - area.left + 13, height: area.bottom - area.top + 8,
   }));
   const places = [...new Set(all.map((point) => Math.round(px(point[0]))))].sort((a, b) => a - b);
   const targets = places.map((place) => ({

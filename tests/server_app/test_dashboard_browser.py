@@ -1,0 +1,393 @@
+"""The dashboard in a real browser: a headless Chromium, driven over its DevTools protocol."""
+
+import base64
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from fedpsa_strategy.events import (
+    Aggregated,
+    Dispatched,
+    Evaluated,
+    NodeJoined,
+    Quarantined,
+    Rejected,
+    RunStarted,
+    Uploaded,
+    Waiting,
+)
+from server_app.run_dir import EventLog
+
+ROOT = Path(__file__).parents[2]
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+OPTIONS = [
+    "--headless",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--remote-debugging-port=0",
+]
+FIRST_NODE = 2**64 - 1000  # JavaScript's numbers cannot tell it from its neighbours
+MARKUP = "<img src=x onerror=alert(1)> no reply"
+
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None, reason="there is no Chromium: apt-get install chromium"
+)
+
+
+class Page:
+    """One tab."""
+
+    def __init__(self, socket):
+        self.socket = socket
+        self.sent = 0
+        self.notices = []
+
+    def call(self, method, **parameters):
+        self.sent += 1
+        message = {"id": self.sent, "method": method, "params": parameters}
+        self.socket.send(json.dumps(message))
+        while True:
+            answer = json.loads(self.socket.recv(timeout=30))
+            if answer.get("id") == self.sent:
+                assert "error" not in answer, answer
+                return answer["result"]
+            self.notices.append(answer)
+
+    def evaluate(self, expression):
+        answer = self.call(
+            "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
+        )
+        assert "exceptionDetails" not in answer, answer
+        return answer["result"].get("value")
+
+    def text(self, element):
+        return self.evaluate(f"document.getElementById('{element}').innerText")
+
+    def label(self, chart):
+        return self.evaluate(f"document.getElementById('{chart}').getAttribute('aria-label')")
+
+    def wait(self, expression, seconds=20.0):
+        give_up = time.monotonic() + seconds
+        while not (value := self.evaluate(f"Boolean({expression})")):
+            assert time.monotonic() < give_up, f"never true: {expression}"
+            time.sleep(0.1)
+        return value
+
+    def open(self, url, width=1280, height=800):
+        self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=width < 600,
+        )
+        self.call("Page.navigate", url="about:blank")
+        self.call("Page.navigate", url=url)
+        self.wait("location.protocol === 'http:' && document.readyState === 'complete'")
+
+    def press(self, key):
+        code = {"Tab": 9, "ArrowLeft": 37, "End": 35}[key]
+        for kind in ("keyDown", "keyUp"):
+            self.call(
+                "Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code
+            )
+
+    def screenshot(self):
+        return base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"])
+
+
+@pytest.fixture(scope="module")
+def tab(tmp_path_factory):
+    connect = pytest.importorskip("websockets.sync.client").connect
+    profile = tmp_path_factory.mktemp("chromium")
+    options = [*OPTIONS, f"--user-data-dir={profile}"]
+    if os.geteuid() == 0:
+        options.append("--no-sandbox")
+    with subprocess.Popen(
+        [CHROMIUM, *options, "about:blank"], stderr=subprocess.PIPE, text=True
+    ) as browser:
+        try:
+            address = next(line for line in browser.stderr if "DevTools listening on" in line)
+            threading.Thread(target=browser.stderr.read, daemon=True).start()  # never blocks it
+            port = address.split(":")[-1].split("/")[0]
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/json") as answer:
+                target = next(item for item in json.load(answer) if item["type"] == "page")
+            with connect(target["webSocketDebuggerUrl"], max_size=None) as socket:
+                yield Page(socket)
+        finally:
+            browser.terminate()
+
+
+@pytest.fixture
+def page(tab):
+    """Give the tab, and hold that the page raised nothing and asked nobody else for anything."""
+    for domain in ("Page", "Runtime", "Log", "Network"):
+        tab.call(f"{domain}.enable")
+    tab.notices.clear()
+    yield tab
+    tab.call("Page.navigate", url="about:blank")  # no more questions to a server that ends
+    tab.evaluate("1")  # collects what is still under way
+    found = [notice for notice in tab.notices if notice.get("method") == "Runtime.exceptionThrown"]
+    entries = [n["params"]["entry"] for n in tab.notices if n.get("method") == "Log.entryAdded"]
+    assert not found
+    assert not [entry for entry in entries if entry["level"] == "error"]
+    urls = [
+        notice["params"]["request"]["url"]
+        for notice in tab.notices
+        if notice.get("method") == "Network.requestWillBeSent"
+    ]
+    assert urls
+    assert all(url.startswith(("http://127.0.0.1:", "about:")) for url in urls), urls
+
+
+@pytest.fixture
+def serve():
+    """Start the dashboard as a user does; returns its address."""
+    servers = []
+
+    def start(*folders):
+        arguments = ["-m", "server_app.dashboard", *map(str, folders), "--port", "0"]
+        server = subprocess.Popen(
+            [sys.executable, *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True
+        )
+        servers.append(server)
+        return next(word for word in server.stdout.readline().split() if word.startswith("http"))
+
+    yield start
+    for server in servers:
+        server.terminate()
+        server.wait(10)
+        server.stdout.close()
+
+
+class Writer:
+    """Writes the events of a small run, a version at a time."""
+
+    def __init__(self, path, *, name="fedpsa", append=False):
+        self.path = path
+        path.mkdir(parents=True, exist_ok=True)
+        (path / "config.toml").write_text(
+            f'strategy = "{name}"\ndataset = "digits"\nseed = 3\nclock = "virtual"\n'
+            "virtual-days = 1.0\n"
+        )
+        self.log = EventLog(path / "events.jsonl")
+        self.uploads = self.version = 0
+        if not append:
+            for i in range(6):
+                self.log(
+                    NodeJoined(
+                        time=0, node_id=FIRST_NODE + i, client=i, partition=i, num_examples=1
+                    )
+                )
+            self.log(
+                RunStarted(time=0.0, num_clients=6, max_in_flight=2, num_parameters=1234, version=0)
+            )
+
+    def write_version(self, accuracy):
+        time = 8640.0 * (self.version + 1)
+        kappas = [0.25, 0.75]
+        for client, kappa in enumerate(kappas):
+            node = {"client": client, "node_id": FIRST_NODE + client, "sequence": self.uploads}
+            self.log(Dispatched(time=time - 50, version=self.version, **node))
+            self.uploads += 1
+            self.log(
+                Uploaded(
+                    time=time,
+                    version=self.version,
+                    staleness=client,
+                    num_examples=1,
+                    squared_norm=1.0,
+                    num_bytes=1500,
+                    report={"kappa": kappa, "temperature": 1.5},
+                    **node,
+                )
+            )
+        self.version += 1
+        report = {"weights": [0.375, 0.625], "kappas": kappas, "effective_number": 1.88}
+        self.log(Aggregated(time=time, version=self.version, uploads=self.uploads, report=report))
+        metrics = {"accuracy": accuracy, "loss": 1 - accuracy}
+        self.log(
+            Evaluated(
+                time=time,
+                version=self.version,
+                uploads=self.uploads,
+                where="server",
+                metrics=metrics,
+            )
+        )
+
+    def write_trouble(self):
+        time = 8640.0 * self.version
+        node = {"client": 4, "node_id": FIRST_NODE + 4, "sequence": self.uploads}
+        self.log(Rejected(time=time, version=self.version, reason=MARKUP, **node))
+        self.log(
+            Quarantined(time=time, client=4, node_id=FIRST_NODE + 4, failures=3, until=time + 600)
+        )
+        node = {"client": 5, "node_id": FIRST_NODE + 5, "sequence": self.uploads}
+        self.log(Dispatched(time=time, version=self.version, **node))
+
+
+def test_the_page_shows_the_numbers_of_the_file(serve, page, tmp_path):
+    writer = Writer(tmp_path / "run")
+    for accuracy in (0.25, 0.5, 0.875, 0.75):
+        writer.write_version(accuracy)
+    writer.write_trouble()
+    page.open(serve(tmp_path / "run"))
+    page.wait("document.getElementById('quality').querySelector('svg')")
+
+    lines = [json.loads(line) for line in (tmp_path / "run/events.jsonl").read_text().splitlines()]
+    kinds = Counter(line["event"] for line in lines)
+    accuracies = [line["metrics"]["accuracy"] for line in lines if line["event"] == "evaluate"]
+    received = sum(line.get("num_bytes", 0) for line in lines)
+    tiles = page.text("tiles").split("\n")
+    shown = dict(pairwise(tiles))
+    assert shown["Test accuracy"] == f"{100 * accuracies[-1]:.1f} %"
+    assert f"best {100 * max(accuracies):.1f} %" in tiles
+    assert shown["Uploads"] == str(kinds["upload"])
+    assert f"in {kinds['aggregate']} versions" in tiles
+    assert shown["Rejected"] == str(kinds["reject"])
+    assert shown["Received"] == f"{received / 1000:.1f} kB"
+    assert shown["Virtual days"] == f"{lines[-1]['time'] / 86_400:.3f}"
+    assert shown["Temperature"] == "1.500"
+    assert shown["κ"] == "0.500"
+    assert shown["Staleness"] == "0.50"
+    assert page.label("quality") == "Test accuracy against virtual days: run 75.00 %"
+    assert "version 4 has 0.375, 0.625" in page.label("buffers")
+    assert "least 0.250 of client 0" in page.label("recent")
+    assert "1 busy, 0 in the buffer, 4 idle, 1 quarantined" in page.label("clients")
+    assert "6 clients, 2 kept busy" in page.text("subtitle")
+
+    busy = page.evaluate("document.querySelector('#busy tbody tr').innerText").split("\t")
+    assert busy[:2] == ["5", str(FIRST_NODE + 5)]
+    trouble = page.text("trouble")
+    assert str(FIRST_NODE + 4) in trouble
+    assert MARKUP in trouble  # as text
+    assert page.evaluate("document.querySelectorAll('#trouble img').length") == 0
+
+
+def test_it_follows_a_run_while_it_is_written(serve, page, tmp_path):
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    page.open(serve(runs))
+    page.wait("document.getElementById('empty').innerText.includes('No run yet')")
+    writer = Writer(runs / "run")
+    page.wait("document.getElementById('title').innerText === 'run'")
+    page.evaluate("window.loadedOnce = true")
+
+    def write():
+        for step in range(20):
+            writer.write_version(0.04 * (step + 1))
+            time.sleep(0.15)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    seen = set()
+    while thread.is_alive():
+        seen.add(page.text("title") and page.evaluate("document.title"))
+        time.sleep(0.1)
+    thread.join()
+    page.wait("document.title === '80.0 % · run'")
+    assert len(seen) >= 3  # it moved while the file grew
+    assert "live" in page.text("status")
+    assert page.text("tiles").split("\n")[1] == "80.0 %"
+    assert page.label("quality").endswith("run 80.00 %")
+
+    # Resumed elsewhere and put in place of the old file: everything starts anew.
+    again = Writer(tmp_path / "other/run")
+    again.write_version(0.125)
+    (tmp_path / "other/run/events.jsonl").replace(runs / "run/events.jsonl")
+    page.wait("document.title === '12.5 % · run'")
+    assert page.label("quality").endswith("run 12.50 %")
+    assert page.evaluate("window.loadedOnce")  # all that without a reload
+
+
+def test_an_incomplete_folder_has_honest_empty_states(serve, page, tmp_path):
+    run = tmp_path / "run"
+    (run / "engine-logs").mkdir(parents=True)
+    page.open(serve(run))
+    page.wait("document.getElementById('status').innerText.includes('waiting')")
+    assert "Not evaluated yet." in page.text("quality")
+    assert "No node has joined yet." in page.text("clients")
+    assert "Nothing was rejected" in page.text("trouble")
+    assert page.text("tiles").split("\n")[1] == "–"
+    with EventLog(run / "events.jsonl") as log:
+        log(Waiting(time=0.0, reason="2 of 6 nodes connected"))
+    with (run / "events.jsonl").open("ab") as file:
+        file.write(b'{"event": "wait", "ti')
+    page.wait("document.getElementById('status').innerText.includes('2 of 6 nodes connected')")
+    assert page.text("footer") == ""  # a line that is being written is no damage
+    with (run / "events.jsonl").open("ab") as file:
+        file.write(b"\nrubbish\n")
+    page.wait("document.getElementById('footer').innerText.includes('2 damaged lines')")
+
+
+def test_runs_are_laid_over_each_other(serve, page, tmp_path):
+    for name, accuracy in (("a", 0.5), ("b", 0.625), ("c", 0.75)):
+        writer = Writer(tmp_path / "runs" / name, name="fedpsa" if name == "a" else "fedbuff")
+        writer.write_version(accuracy / 2)
+        writer.write_version(accuracy)
+    address = serve(tmp_path / "runs")
+    page.open(f"{address}#run=a&run=c&focus=c")
+    page.wait("document.querySelectorAll('#quality .line').length === 2")
+    assert page.label("quality").endswith("a 50.00 %, c 75.00 %")
+    colors = page.evaluate(
+        "[...document.querySelectorAll('#quality .line')].map((n) => getComputedStyle(n).stroke)"
+    )
+    assert len(set(colors)) == 2
+    assert page.text("title") == "c"
+    page.evaluate("document.getElementById('choose').open = true")
+    page.evaluate("document.querySelector('#choices input[data-key=b]').click()")
+    page.wait("document.querySelectorAll('#quality .line').length === 3")
+    page.evaluate("document.querySelector('#choices input[data-key=a]').click()")
+    page.wait("document.querySelectorAll('#quality .line').length === 2")
+    assert set(page.label("quality").split(": ")[1].split(", ")) == {"b 62.50 %", "c 75.00 %"}
+    page.evaluate("document.querySelector('#chips [data-key=b]').click()")
+    page.wait("document.getElementById('title').innerText === 'b'")
+    page.evaluate("document.querySelector('#axis input[value=elapsed]').click()")
+    page.wait("document.getElementById('quality').ariaLabel.includes('seconds since the start')")
+    assert "focus=b" in page.evaluate("location.hash")
+    page.open(page.evaluate("location.href"))  # the choice survives a reload
+    page.wait("document.getElementById('title').innerText === 'b'")
+    assert "seconds since the start" in page.label("quality")
+
+
+def test_it_works_by_keyboard_on_a_phone_in_both_themes(serve, page, tmp_path):
+    writer = Writer(tmp_path / "a-run-with-a-rather-long-name-as-they-are-made-by-default")
+    for step in range(10):
+        writer.write_version(0.05 * step)
+    writer.write_trouble()
+    page.open(serve(writer.path), width=390, height=844)
+    page.wait("document.getElementById('quality').querySelector('svg')")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    backgrounds = set()
+    for _ in range(3):
+        backgrounds.add(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+        page.evaluate("document.getElementById('theme').click()")
+    assert len(backgrounds) == 2
+    for _ in range(20):
+        page.press("Tab")
+        if page.evaluate("document.activeElement.id") == "quality":
+            break
+    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    page.press("End")
+    assert "45.00 % at day 1.000" in page.text("tooltip")
+    page.press("ArrowLeft")
+    assert "40.00 % at day 0.900" in page.text("tooltip")
+    page.wait("document.activeElement.id === 'quality'")  # also after the next news
+    assert page.screenshot().startswith(b"\x89PNG")

@@ -1,0 +1,101 @@
+import builtins
+import importlib.util
+import sys
+
+import pytest
+
+from fedpsa_strategy.events import Aggregated, Evaluated, RunStarted, Uploaded
+from server_app.tensorboard import TensorBoardLog
+
+needs_tensorboard = pytest.mark.skipif(
+    importlib.util.find_spec("tensorboard") is None,
+    reason="tensorboard is not installed: pip install -e '.[tensorboard]'",
+)
+
+
+class FakeTime:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def start(time=0.0, version=0):
+    return RunStarted(time=time, num_clients=2, max_in_flight=1, num_parameters=1, version=version)
+
+
+def upload(time, kappa, temperature):
+    return Uploaded(
+        time=time,
+        sequence=0,
+        client=0,
+        node_id=2**64 - 1,
+        version=0,
+        staleness=3,
+        num_examples=1,
+        squared_norm=1.0,
+        num_bytes=100,
+        report={"kappa": kappa, "temperature": temperature},
+    )
+
+
+def scalars(path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    accumulator = EventAccumulator(str(path))
+    accumulator.Reload()
+    return {
+        tag: [(item.step, pytest.approx(item.value)) for item in accumulator.Scalars(tag)]
+        for tag in accumulator.Tags()["scalars"]
+    }
+
+
+@needs_tensorboard
+def test_scalars_can_be_read_back_by_time(tmp_path):
+    clock = FakeTime()
+    with TensorBoardLog(tmp_path, clock) as log:
+        log(start())
+        log(upload(20.0, 0.5, None))  # no temperature yet
+        clock.now = 8.0
+        log(upload(30.4, 0.75, 2.5))
+        log(Aggregated(time=30.4, version=1, uploads=2, report={"effective_number": 1.5}))
+        metrics = {"accuracy": 0.25, "loss": 2.0}
+        log(Evaluated(time=86_400.0, version=1, uploads=2, where="server", metrics=metrics))
+        metrics = {"accuracy": 0.5}
+        log(Evaluated(time=86_401.0, version=1, uploads=2, where="clients", metrics=metrics))
+    assert scalars(tmp_path) == {
+        "upload/kappa": [(20, 0.5), (30, 0.75)],
+        "upload/temperature": [(30, 2.5)],
+        "upload/staleness": [(20, 3.0), (30, 3.0)],
+        "speed/uploads_per_second": [(30, 0.25)],
+        "version/effective_number": [(30, 1.5)],
+        "evaluate-server/accuracy": [(86_400, 0.25)],
+        "evaluate-server/loss": [(86_400, 2.0)],
+        "evaluate-clients/accuracy": [(86_401, 0.5)],
+    }
+
+
+@needs_tensorboard
+def test_a_resumed_run_takes_the_place_of_what_was_interrupted(tmp_path):
+    clock = FakeTime()
+    for first, values in ((start(), (0.1, 0.2, 0.3)), (start(20.0, version=2), (0.8, 0.9))):
+        with TensorBoardLog(tmp_path, clock) as log:
+            log(first)
+            for index, kappa in enumerate(values, start=1):
+                log(upload(first.time + 10.0 * index, kappa, None))
+    assert scalars(tmp_path)["upload/kappa"] == [(10, 0.1), (20, 0.2), (30, 0.8), (40, 0.9)]
+
+
+def test_without_the_package_the_error_names_the_command(tmp_path, monkeypatch):
+    original = builtins.__import__
+
+    def refuse(name, *arguments, **options):
+        if name.startswith(("tensorboard", "torch.utils.tensorboard")):
+            raise ModuleNotFoundError(f"No module named {name!r}")
+        return original(name, *arguments, **options)
+
+    monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'fedpsa\[tensorboard\]'"):
+        TensorBoardLog(tmp_path)
+    assert list(tmp_path.iterdir()) == []
