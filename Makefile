@@ -13,18 +13,18 @@ help:  ## this list
 
 $(VENV)/.installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable .
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable '.[dev]'
 	touch $@
 
 install: $(VENV)/.installed  ## make .venv and install the app
 install-dev: $(VENV)/.installed-dev  ## the same with what the tests need
 
 run: install  ## train FedPSA with 50 simulated clients on handwritten digits
-	$(RUN) run --clients 50 --set lr=0.1 --set batch-size=16 --set virtual-days=0.25
+	$(RUN) run --clients 50 --set lr=0.1 --set batch-size=16 --set virtual-days=0.25 --set evaluate-every=5
 
 deploy-local: install  ## the same app on real processes: SuperLink and NODES SuperNodes over gRPC
 	$(RUN) deploy --nodes $(NODES) --set lr=0.1 --set batch-size=16 --set num-server-rounds=6 \
@@ -47,7 +47,7 @@ test-all: lint types  ## all tests, also those that take minutes
 LATEST := .venv-latest
 $(LATEST)/.installed: pyproject.toml
 	test -x $(LATEST)/bin/python || $(PYTHON) -m venv $(LATEST)
-	$(LATEST)/bin/python -m pip install --quiet --disable-pip-version-check \
+	$(LATEST)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile \
 	    'flwr[simulation]==1.41.0' torch==2.13.0 torchvision==0.28.0 numpy scikit-learn safetensors \
 	    rich matplotlib tomli-w pathspec pytest hypothesis
 	touch $@

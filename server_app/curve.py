@@ -34,7 +34,7 @@ def draw_curve(curve: list[tuple[float, float]], *, title: str, virtual: bool) -
             f"{accuracies[-1]:.1f} %",
             (times[-1], accuracies[-1]),
             textcoords="offset points",
-            xytext=(-6, -16),
+            xytext=(-2, -34),
             ha="right",
             color="#0b6e99",
             weight="bold",
