@@ -5,15 +5,16 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from simulation.app_config import check_keys, default_run_config
+from simulation.arguments import at_least_zero, parse_value, positive, setting
 from simulation.environment import ConfigValue
 from simulation.errors import RunFailed
+from simulation.experiments.commands import add_list, add_report, add_reproduce
 from simulation.grpc_engine import run_on_processes
 from simulation.ray_engine import run_on_ray
 
@@ -40,6 +41,18 @@ def _ray(arguments: argparse.Namespace, run_config: RunConfig, clients: int) -> 
     )
 
 
+def _local(arguments: argparse.Namespace, run_config: RunConfig, clients: int) -> dict[str, Any]:
+    if arguments.app != _APP_DIR:
+        raise RunFailed("The engine 'local' runs the app of this repository alone, without --app.")
+    # Not at the top: it loads torch, for which nobody should wait who asks for --help.
+    from simulation.local_engine import num_cores, run_locally
+
+    workers = num_cores() if arguments.workers is None else arguments.workers
+    where = f"{workers} worker processes" if workers else "this process"
+    print(f"Simulating {clients} clients in {where}.", flush=True)
+    return run_locally(run_config, workers=workers, stream=not arguments.quiet)
+
+
 def _processes(
     arguments: argparse.Namespace, run_config: RunConfig, clients: int
 ) -> dict[str, Any]:
@@ -49,7 +62,7 @@ def _processes(
     )
 
 
-ENGINES: dict[str, Engine] = {"ray": _ray}
+ENGINES: dict[str, Engine] = {"local": _local, "ray": _ray}
 """What ``run --engine`` offers."""
 
 
@@ -65,30 +78,37 @@ def add_run(subparsers: Subparsers) -> None:
         "--engine",
         choices=sorted(ENGINES),
         default="ray",
-        help="what simulates the clients (default: %(default)s)",
+        help="what simulates the clients: Flower's engine on Ray, or local worker processes without"
+        " it, which is faster and gives the same results (default: %(default)s)",
     )
     parser.add_argument(
-        "--clients", type=_positive, metavar="N", help="how many clients (default: 50)"
+        "--clients", type=positive, metavar="N", help="how many clients (default: 50)"
+    )
+    parser.add_argument(
+        "--workers",
+        type=at_least_zero,
+        metavar="N",
+        help="local: processes that train, 0 for none but the server's (default: all cores)",
     )
     parser.add_argument(
         "--cpus",
-        type=_positive,
+        type=positive,
         metavar="N",
-        help="CPU cores for all clients: with 2, two train at a time (default: all cores)",
+        help="ray: CPU cores for all clients: with 2, two train at a time (default: all cores)",
     )
     parser.add_argument(
         "--client-cpus",
-        type=_positive,
+        type=positive,
         default=1,
         metavar="N",
-        help="CPU cores for one client (default: 1)",
+        help="ray: CPU cores for one client (default: 1)",
     )
     parser.add_argument(
         "--client-gpus",
         type=float,
         default=0.0,
         metavar="X",
-        help="GPUs, or the part of one, for one client (default: 0)",
+        help="ray: GPUs, or the part of one, for one client (default: 0)",
     )
     _add_common(parser)
     parser.set_defaults(
@@ -110,7 +130,7 @@ def add_deploy(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--nodes",
         dest="clients",
-        type=_positive,
+        type=positive,
         metavar="N",
         help="how many SuperNodes (default: 4)",
     )
@@ -122,7 +142,13 @@ def add_deploy(subparsers: Subparsers) -> None:
     )
 
 
-COMMANDS: tuple[Callable[[Subparsers], None], ...] = (add_run, add_deploy)
+COMMANDS: tuple[Callable[[Subparsers], None], ...] = (
+    add_run,
+    add_deploy,
+    add_reproduce,
+    add_list,
+    add_report,
+)
 """Each adds one subcommand, and sets `handler`, which takes the arguments and returns the exit
 code."""
 
@@ -132,7 +158,7 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
         "--set",
         dest="settings",
         metavar="KEY=VALUE",
-        type=_setting,
+        type=setting,
         action="append",
         default=[],
         help="change a value of the run config, the keys of which are listed under"
@@ -152,44 +178,6 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
         help="folder of the Flower app (default: this repository)",
     )
     parser.add_argument("--quiet", action="store_true", help="do not show the log of the run")
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return number
-
-
-def _setting(text: str) -> tuple[str, str]:
-    key, separator, value = text.partition("=")
-    if not separator or not key.strip():
-        raise argparse.ArgumentTypeError(f"{text!r} is not of the form KEY=VALUE")
-    return key.strip(), value.strip()
-
-
-def parse_value(text: str, default: ConfigValue | None = None) -> ConfigValue:
-    """Read a value from the command line.
-
-    Parameters
-    ----------
-    text : str
-        A TOML value, or else a string that needs no quotes.
-    default : bool | int | float | str | None (default: None)
-        The value it replaces: ``1`` becomes a float where a float was, and a string where a
-        string was.
-    """
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except (tomllib.TOMLDecodeError, KeyError):
-        return text
-    if not isinstance(value, bool | int | float | str):
-        return text
-    if isinstance(default, str) and not isinstance(value, str):
-        return text
-    if isinstance(default, float) and type(value) is int:
-        return float(value)
-    return value
 
 
 def build_run_config(

@@ -8,6 +8,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from simulation.grpc_engine import run_on_processes
+from simulation.local_engine import run_locally
 from simulation.ray_engine import run_on_ray
 
 pytestmark = pytest.mark.engine
@@ -29,13 +30,15 @@ SMALL = {
 
 @pytest.fixture(scope="module")
 def summaries(tmp_path_factory):
-    """The same settings on one and on two Ray actors, and on real gRPC processes."""
+    """The same settings on the local engine, on one and two Ray actors, and on real processes."""
     folder = tmp_path_factory.mktemp("runs")
 
     def config(name):
         return SMALL | {"run-dir": str(folder / name), "cache-dir": str(folder / "cache")}
 
     return {
+        "local-0": run_locally(config("local-0"), workers=0),
+        "local-2": run_locally(config("local-2"), workers=2),
         "ray-1": run_on_ray(APP, config("ray-1"), num_clients=NUM_CLIENTS, num_cpus=1),
         "ray-2": run_on_ray(APP, config("ray-2"), num_clients=NUM_CLIENTS, num_cpus=2),
         "grpc": run_on_processes(APP, config("grpc"), num_nodes=NUM_CLIENTS),

@@ -1,0 +1,338 @@
+"""The commands ``reproduce``, ``list`` and ``report``."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from simulation.app_config import check_keys
+from simulation.arguments import parse_value, positive, setting
+from simulation.errors import RunFailed
+
+if TYPE_CHECKING:
+    from simulation.experiments.catalogue import Experiment
+    from simulation.experiments.cells import Cell
+    from simulation.experiments.options import Options
+
+Subparsers = Any  # argparse's own type for this is private
+
+DATASETS = ("digits", "mnist", "fmnist", "cifar10", "cifar100")
+
+
+def add_reproduce(subparsers: Subparsers) -> None:
+    """Add ``python -m simulation reproduce``."""
+    parser = subparsers.add_parser(
+        "reproduce",
+        help="make a table or a figure of the paper",
+        description="Make a table or a figure of the paper: run what has not been run yet, several"
+        " runs side by side, and write results/NAME. What was interrupted goes on where it stopped;"
+        " runs that several experiments need are run once.",
+    )
+    parser.add_argument("name", metavar="NAME", help="the experiment; `list` shows them")
+    _add_choices(parser)
+    parser.add_argument(
+        "--engine",
+        choices=("local", "ray"),
+        default="local",
+        help="what simulates the clients (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("results"),
+        metavar="DIR",
+        help="folder for tables and figures (default: %(default)s)",
+    )
+    parser.set_defaults(handler=reproduce)
+
+
+def add_list(subparsers: Subparsers) -> None:
+    """Add ``python -m simulation list``."""
+    parser = subparsers.add_parser(
+        "list",
+        help="show the tables and figures that `reproduce` makes",
+        description="Show the tables and figures that `reproduce` makes, how many runs they need"
+        " with the given options, how many of these are finished, and roughly how long the rest"
+        " will take.",
+    )
+    _add_choices(parser)
+    parser.set_defaults(handler=list_experiments)
+
+
+def add_report(subparsers: Subparsers) -> None:
+    """Add ``python -m simulation report``."""
+    parser = subparsers.add_parser(
+        "report",
+        help="put all results into one page",
+        description="Put all tables and figures that exist into one page, which needs no other"
+        " file: results/index.html.",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("results"),
+        metavar="DIR",
+        help="folder of the results (default: %(default)s)",
+    )
+    parser.set_defaults(handler=report)
+
+
+def _add_choices(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--datasets",
+        type=_names,
+        default=("fmnist",),
+        metavar="A,B",
+        help=f"what is learned, of {', '.join(DATASETS)} (default: fmnist)",
+    )
+    parser.add_argument(
+        "--alphas",
+        type=_alphas,
+        metavar="X,Y",
+        help="concentrations of the Dirichlet partition (default: the experiment's own)",
+    )
+    parser.add_argument(
+        "--methods",
+        type=_names,
+        metavar="A,B",
+        help="methods to compare (default: the experiment's own)",
+    )
+    parser.add_argument(
+        "--seeds",
+        type=_seeds,
+        default=(0, 1, 2),
+        metavar="N,M-K",
+        help="one run for each (default: 0-2)",
+    )
+    parser.add_argument(
+        "--days",
+        type=_days,
+        default=10.0,
+        metavar="X",
+        help="virtual days of each run (default: 10, as in the paper)",
+    )
+    parser.add_argument(
+        "--lr-decay-per",
+        choices=("version", "upload"),
+        default="version",
+        help="what the decay of the learning rate counts (default: %(default)s, as in the paper)",
+    )
+    parser.add_argument(
+        "--set",
+        dest="settings",
+        metavar="KEY=VALUE",
+        type=setting,
+        action="append",
+        default=[],
+        help="change a value of the run config of all runs; may be repeated",
+    )
+    parser.add_argument(
+        "--jobs",
+        type=positive,
+        metavar="N",
+        help="runs side by side, one thread each (default: the number of cores; 1 on Ray)",
+    )
+    parser.add_argument(
+        "--cells",
+        type=Path,
+        default=Path("runs") / "cells",
+        metavar="DIR",
+        help="folder for the runs (default: %(default)s)",
+    )
+
+
+def reproduce(arguments: argparse.Namespace) -> int:
+    """Run what is missing of an experiment and write its results; return the exit code."""
+    # Not at the top: whoever asks for --help should not wait for these.
+    from simulation.experiments.catalogue import find_experiment
+    from simulation.experiments.display import make_display
+    from simulation.experiments.results import write_results
+    from simulation.experiments.scheduler import Scheduler
+    from simulation.experiments.store import CellStore
+
+    experiment, options = find_experiment(arguments.name), read_options(arguments)
+    cells, store = plan(experiment, options), CellStore(arguments.cells)
+    write = partial(
+        write_results,
+        experiment,
+        cells,
+        store,
+        arguments.out,
+        command=command_text(experiment.name, arguments),
+    )
+    with make_display(experiment.name) as display:
+        scheduler = Scheduler(
+            cells,
+            store,
+            jobs=_jobs(arguments, arguments.engine),
+            engine=arguments.engine,
+            display=display,
+        )
+        state = scheduler.state
+        if not state.waiting:
+            print(f"All {state.total} cells of {experiment.name} are finished.", flush=True)
+        elif state.done:
+            print(f"{state.done} of {state.total} cells are finished already.", flush=True)
+        try:
+            failures = scheduler.run()
+        except (KeyboardInterrupt, SystemExit):
+            folder = write(failures=state.failed)
+            print(
+                f"\n{state.done} of {state.total} cells are finished; {folder} shows them. The same"
+                " command goes on from here.",
+                flush=True,
+            )
+            raise
+    folder = write(failures=failures)
+    print(f"The results are in {folder}", flush=True)
+    if failures:
+        print(f"{len(failures)} of {state.total} cells failed; the others are complete.")
+    return 1 if failures else 0
+
+
+def list_experiments(arguments: argparse.Namespace) -> int:
+    """Print all experiments, one line each; return the exit code."""
+    from simulation.experiments.catalogue import EXPERIMENTS
+    from simulation.experiments.estimate import expected_seconds, in_words, measured_seconds
+    from simulation.experiments.store import CellStore
+
+    options, store = read_options(arguments), CellStore(arguments.cells)
+    jobs = _jobs(arguments, "local")
+    line = "{:<20} {:>5} {:>8} {:>10}  {}".format
+    print(line("name", "cells", "finished", "time left", "what it shows"))
+    for experiment in EXPERIMENTS.values():
+        try:
+            unique = {cell.id: cell for cell in experiment.cells(options)}
+        except ValueError as error:  # an option that does not fit this one may fit others
+            print(line(experiment.name, "–", "–", "–", error))
+            continue
+        missing = [cell for cell in unique.values() if store.finished(cell) is None]
+        rates = measured_seconds(store.rates(list(unique.values())))
+        seconds = sum(expected_seconds(cell, rates) for cell in missing) / jobs
+        left = f"~ {in_words(seconds)}" if missing else "–"
+        done = len(unique) - len(missing)
+        print(line(experiment.name, len(unique), done, left, experiment.summary))
+    print(
+        f"\n{', '.join(options.datasets)}; seeds {', '.join(map(str, options.seeds))};"
+        f" {options.days:g} virtual days; {jobs} side by side. The times are rough."
+        "\nExperiments share runs: table-accuracy, table-aulc and figure-curves have the same."
+    )
+    return 0
+
+
+def report(arguments: argparse.Namespace) -> int:
+    """Write the page with all results; return the exit code."""
+    from simulation.experiments.report import write_report
+
+    print(f"The report is {write_report(arguments.out)}", flush=True)
+    return 0
+
+
+def plan(experiment: Experiment, options: Options) -> list[Cell]:
+    """Return the cells of an experiment.
+
+    Raises
+    ------
+    RunFailed
+        If it has no use for an option, or nothing is left to run.
+    """
+    if options.methods is not None and not experiment.takes_methods:
+        raise RunFailed(f"{experiment.name} is about FedPSA: it has no use for --methods.")
+    cells = experiment.cells(options)
+    if not cells:
+        raise RunFailed(f"With these options {experiment.name} has nothing to run.")
+    return cells
+
+
+def command_text(name: str, arguments: argparse.Namespace) -> str:
+    """Return the command that makes these results again, wherever and however it is run."""
+    from simulation.experiments.cells import WITHOUT_EFFECT
+
+    words = ["python", "-m", "simulation", "reproduce", name]
+    words += ["--datasets", ",".join(arguments.datasets)]
+    if arguments.alphas:
+        words += ["--alphas", ",".join(f"{alpha:g}" for alpha in arguments.alphas)]
+    if arguments.methods:
+        words += ["--methods", ",".join(arguments.methods)]
+    words += ["--seeds", ",".join(map(str, arguments.seeds)), "--days", f"{arguments.days:g}"]
+    if arguments.lr_decay_per != "version":
+        words += ["--lr-decay-per", arguments.lr_decay_per]
+    for key, value in arguments.settings:
+        words += [] if key in WITHOUT_EFFECT else ["--set", f"{key}={value}"]
+    return shlex.join(words)
+
+
+def read_options(arguments: argparse.Namespace) -> Options:
+    """Return the options of a command line.
+
+    Raises
+    ------
+    RunFailed
+        For datasets, methods or settings that do not exist.
+    """
+    from server_app.settings import Settings
+    from simulation.experiments.cells import METHODS
+    from simulation.experiments.options import Options
+
+    known = {name.lower(): name for name in METHODS}
+    methods = None
+    if arguments.methods is not None:
+        methods = tuple(
+            _one_of(known, name.lower(), "method", METHODS) for name in arguments.methods
+        )
+    datasets = {name: name for name in DATASETS}
+    defaults = Settings().to_run_config()
+    extra = {key: parse_value(text, defaults.get(key)) for key, text in arguments.settings}
+    check_keys(extra, defaults)
+    return Options(
+        datasets=tuple(_one_of(datasets, name, "dataset", datasets) for name in arguments.datasets),
+        alphas=arguments.alphas,
+        methods=methods,
+        seeds=arguments.seeds,
+        days=arguments.days,
+        lr_decay_per=arguments.lr_decay_per,
+        extra=extra,
+    )
+
+
+def _one_of(known: dict[str, str], name: str, what: str, names: Any) -> str:
+    if name not in known:
+        raise RunFailed(f"There is no {what} {name!r}; there are {', '.join(names)}.")
+    return known[name]
+
+
+def _jobs(arguments: argparse.Namespace, engine: str) -> int:
+    from simulation.experiments.machine import num_cores
+
+    return arguments.jobs or (num_cores() if engine == "local" else 1)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    if not names:
+        raise argparse.ArgumentTypeError("names nothing")
+    return names
+
+
+def _alphas(text: str) -> tuple[float, ...]:
+    return tuple(dict.fromkeys(_days(part) for part in _names(text)))
+
+
+def _days(text: str) -> float:
+    number = float(text)
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError("must be above 0")
+    return number
+
+
+def _seeds(text: str) -> tuple[int, ...]:
+    seeds: list[int] = []
+    for part in _names(text):
+        first, dash, last = part.partition("-")
+        seeds += range(int(first), int(last if dash else first) + 1)
+    if not seeds:
+        raise argparse.ArgumentTypeError(f"{text!r} names no seed")
+    return tuple(dict.fromkeys(seeds))

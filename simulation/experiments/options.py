@@ -1,0 +1,85 @@
+"""What a person chooses about an experiment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from server_app.progress import DAY
+from server_app.settings import Settings
+from simulation.environment import ConfigValue
+from simulation.experiments.cells import Cell, Label, RunConfig
+
+PAPER_DAYS = 10.0
+
+_EVALUATIONS_PER_DAY = 40
+
+
+@dataclass(frozen=True)
+class Options:
+    """The choices that all experiments share.
+
+    Parameters
+    ----------
+    datasets : tuple[str, ...] (default: ("fmnist",))
+        What is learned.
+    alphas : tuple[float, ...] | None (default: None)
+        Concentrations of the Dirichlet partition; None: the experiment's own.
+    methods : tuple[str, ...] | None (default: None)
+        Names in `METHODS`; None: the experiment's own.
+    seeds : tuple[int, ...] (default: (0, 1, 2))
+        One run for each.
+    days : float (default: 10.0)
+        Virtual days of a run.
+    lr_decay_per : str (default: "version")
+        What the decay of the learning rate counts: versions, or uploads.
+    extra : Mapping[str, bool | int | float | str] (default: {})
+        More run config for all runs.
+    """
+
+    datasets: tuple[str, ...] = ("fmnist",)
+    alphas: tuple[float, ...] | None = None
+    methods: tuple[str, ...] | None = None
+    seeds: tuple[int, ...] = (0, 1, 2)
+    days: float = PAPER_DAYS
+    lr_decay_per: str = "version"
+    extra: Mapping[str, ConfigValue] = field(default_factory=dict)
+
+    def cell(self, labels: Mapping[str, Label], run_config: Mapping[str, ConfigValue]) -> Cell:
+        """Return the cell with these labels.
+
+        Parameters
+        ----------
+        labels : Mapping[str, str | int | float]
+            Among them `dataset`, `alpha` and `seed`, which are settings too.
+        run_config : Mapping[str, bool | int | float | str]
+            What makes this cell differ from others.
+
+        Raises
+        ------
+        ValueError
+            If a setting is not allowed, or one that the experiment varies was set for all runs.
+        """
+        seed = labels["seed"]
+        varied: RunConfig = {
+            "dataset": labels["dataset"],
+            "dirichlet-alpha": labels["alpha"],
+            "seed": seed,
+            "virtual-days": self.days,
+            "lr-decay-per": self.lr_decay_per,
+            "clock": "virtual",
+            **run_config,
+        }
+        if both := sorted(varied.keys() & self.extra.keys()):
+            raise ValueError(
+                f"{', '.join(both)} cannot be set for all runs: the experiment, or an option of its"
+                " own, decides it"
+            )
+        # The same moments for all methods, however many versions they make in between. Sketch and
+        # calibration batch follow the seed, so that deviations over seeds cover them too.
+        usual: RunConfig = {
+            "evaluate-interval": min(1.0, self.days) * DAY / _EVALUATIONS_PER_DAY,
+            "sketch-seed": seed,
+            "calibration-seed": seed,
+        }
+        return Cell(labels, Settings.from_run_config({**usual, **self.extra, **varied}))

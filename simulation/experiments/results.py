@@ -1,0 +1,82 @@
+"""The folder of an experiment: its cells, its tables and its figure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from simulation.experiments.caption import origin_text, scale_text, seeds_text, short_caption
+from simulation.experiments.catalogue import Experiment
+from simulation.experiments.cells import Cell
+from simulation.experiments.files import write_atomically
+from simulation.experiments.rows import FAILED, Row, make_row, to_lines
+from simulation.experiments.store import CellStore
+from simulation.experiments.style import render
+
+CELLS, TABLE, PNG, SVG = "cells.jsonl", "table.md", "figure.png", "figure.svg"
+
+
+def write_results(
+    experiment: Experiment,
+    cells: Sequence[Cell],
+    store: CellStore,
+    out: Path,
+    *,
+    command: str,
+    failures: Mapping[str, str],
+) -> Path:
+    """Write all files of an experiment; return its folder.
+
+    Parameters
+    ----------
+    experiment : Experiment
+        The experiment.
+    cells : Sequence[Cell]
+        All its cells, finished or not.
+    store : CellStore
+        Where their runs are.
+    out : Path
+        The folder of all results.
+    command : str
+        What was typed to get them.
+    failures : Mapping[str, str]
+        Why cells failed, by their ids.
+    """
+    known: dict[str, Row] = {}
+    rows = []
+    for cell in cells:
+        if cell.id not in known:
+            known[cell.id] = make_row(cell, store, failures.get(cell.id, ""), experiment.series)
+        row = known[cell.id]
+        rows.append(Row(**{**vars(row), "labels": dict(cell.labels)}))
+    folder = out / experiment.name
+    write_atomically(folder / CELLS, to_lines(rows))
+    write_atomically(folder / TABLE, document(experiment, rows, command))
+    png, svg = render(lambda figure: experiment.draw(figure, rows), short_caption(rows))
+    write_atomically(folder / PNG, png)
+    write_atomically(folder / SVG, svg)
+    return folder
+
+
+def document(experiment: Experiment, rows: Sequence[Row], command: str) -> str:
+    """Return an experiment's tables with all that has to be said about them, as Markdown."""
+    parts = [
+        f"# {experiment.title}",
+        f"`{experiment.name}`: {experiment.summary}.",
+        f"![{experiment.summary}]({PNG})",
+        experiment.body(rows),
+        "## Where this comes from",
+        f"**Made by.** `{command}`",
+        f"**Scale.** {scale_text(rows)}",
+        f"**Seeds.** {seeds_text(rows)}",
+        f"**Versions and machine.** {origin_text(rows)}",
+    ]
+    if experiment.notes:
+        parts.append(f"**Notes.** {experiment.notes}")
+    failed = {row.id: row for row in rows if row.status == FAILED}
+    if failed:
+        parts.append("**Failed.**")
+        parts.append(
+            "\n".join(f"- `{key}`: {' '.join(row.reason.split())}" for key, row in failed.items())
+        )
+    return "\n\n".join(parts) + "\n"

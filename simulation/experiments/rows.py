@@ -1,0 +1,240 @@
+"""What is kept of a run: a small record, from which all tables and figures are made."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean, pstdev
+from typing import Any
+
+from server_app.progress import DAY
+from simulation.experiments.cells import Cell, Label
+from simulation.experiments.store import CellStore, Summary
+
+COMPLETED, FAILED, MISSING = "completed", "failed", "missing"
+
+_CURVE_POINTS = 80
+_LATE = 0.1  # the share of the time over which late accuracy is averaged
+_NUMBERS = (
+    "accuracy",
+    "best_accuracy",
+    "area_under_curve",
+    "versions",
+    "uploads",
+    "rejected",
+    "mean_kappa",
+    "mean_staleness",
+    "mean_effective_number",
+    "bytes_up",
+    "bytes_down",
+    "server_seconds",
+    "mean_train_seconds",
+    "mean_sensitivity_seconds",
+    "uploads_per_second",
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One cell of an experiment, as a line of ``cells.jsonl``.
+
+    Parameters
+    ----------
+    labels : Mapping[str, str | int | float]
+        Its place in the experiment.
+    id : str
+        The id of its run.
+    status : str
+        "completed", "failed" or "missing".
+    reason : str (default: "")
+        Why it failed.
+    scale : Mapping[str, Any] (default: {})
+        How large the run was: days, clients, partition, ...
+    numbers : Mapping[str, float | None] (default: {})
+        What came out.
+    curve : Sequence[Sequence[float]] (default: ())
+        Days and accuracies, thinned.
+    series : Mapping[str, Any] (default: {})
+        What else a figure needs of its uploads: `pairs` or `gaps`.
+    model_sha256 : str (default: "")
+        The hash of the final model.
+    versions : Mapping[str, str] (default: {})
+        Versions of Python and packages.
+    machine : Mapping[str, Any] (default: {})
+        What it ran on.
+    """
+
+    labels: Mapping[str, Label]
+    id: str
+    status: str
+    reason: str = ""
+    scale: Mapping[str, Any] = field(default_factory=dict)
+    numbers: Mapping[str, float | None] = field(default_factory=dict)
+    curve: Sequence[Sequence[float]] = ()
+    series: Mapping[str, Any] = field(default_factory=dict)
+    model_sha256: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    machine: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def completed(self) -> bool:
+        """Whether there is anything to show."""
+        return self.status == COMPLETED
+
+    def number(self, name: str) -> float | None:
+        """Return one of the numbers, None if it is not known."""
+        return self.numbers.get(name)
+
+
+def make_row(cell: Cell, store: CellStore, reason: str = "", series: str = "") -> Row:
+    """Return the record of a cell.
+
+    Parameters
+    ----------
+    cell : Cell
+        The cell.
+    store : CellStore
+        Where its run is.
+    reason : str (default: "")
+        Why it failed, if it did.
+    series : str (default: "")
+        What is wanted of its uploads: "pairs" of κ and alignment, or "gaps" of versions.
+    """
+    labels, scale = dict(cell.labels), _scale(cell)
+    summary = store.finished(cell)
+    if summary is None:
+        status = FAILED if reason else MISSING
+        return Row(labels, cell.id, status, reason=reason, scale=scale)
+    events = store.path(cell) / "events.jsonl"
+    curve = [
+        (event["time"] / DAY, event["metrics"]["accuracy"])
+        for event in _read(events, "evaluate")
+        if event["where"] == "server" and event["metrics"].get("accuracy") is not None
+    ]
+    found: dict[str, Any] = {}
+    if series == "pairs":
+        found["pairs"] = kappa_pairs(_read(events, "upload"))
+    elif series == "gaps":
+        found["gaps"] = version_gaps(_read(events, "upload"), cell.settings.virtual_days * DAY)
+    circumstances = store.circumstances(cell)
+    circumstances.pop("labels", None)
+    return Row(
+        labels,
+        cell.id,
+        COMPLETED,
+        scale=scale,
+        numbers=_numbers(summary, curve),
+        curve=[[round(day, 4), round(accuracy, 5)] for day, accuracy in thinned(curve)],
+        series=found,
+        model_sha256=str(summary.get("model_sha256", "")),
+        versions={"python": summary.get("python", "?"), **summary.get("packages", {})},
+        machine=circumstances,
+    )
+
+
+def to_lines(rows: Iterable[Row]) -> str:
+    """Return rows as lines of JSON."""
+    return "".join(json.dumps(asdict(row), ensure_ascii=False) + "\n" for row in rows)
+
+
+def from_lines(text: str) -> list[Row]:
+    """Return the rows that `to_lines` was given."""
+    return [Row(**json.loads(line)) for line in text.splitlines()]
+
+
+def thinned(curve: Sequence[tuple[float, float]], points: int = _CURVE_POINTS) -> list[Any]:
+    """Return about as many points of a curve, the first and the last among them."""
+    if len(curve) <= points:
+        return list(curve)
+    step = (len(curve) - 1) / (points - 1)
+    return [curve[round(i * step)] for i in range(points)]
+
+
+def late_mean(curve: Sequence[tuple[float, float]]) -> float | None:
+    """Return the mean accuracy over the last tenth of the time: one evaluation may be a fluke."""
+    if not curve:
+        return None
+    end = curve[-1][0]
+    late = [(time, value) for time, value in curve if time >= (1 - _LATE) * end]
+    if len(late) < 2 or late[-1][0] == late[0][0]:
+        return late[-1][1]
+    area = sum((t2 - t1) * (a1 + a2) / 2 for (t1, a1), (t2, a2) in pairwise(late))
+    return area / (late[-1][0] - late[0][0])
+
+
+def kappa_pairs(uploads: Iterable[Mapping[str, Any]]) -> list[list[float]]:
+    """Return (κ, align) of the uploads that were measured."""
+    pairs = []
+    for upload in uploads:
+        kappa, align = upload["report"].get("kappa"), upload["metrics"].get("align")
+        if kappa is not None and align is not None:
+            pairs.append([round(kappa, 4), round(align, 4)])
+    return pairs
+
+
+def version_gaps(
+    uploads: Iterable[Mapping[str, Any]], duration: float
+) -> dict[str, list[list[float]]]:
+    """Return for the first and the last third of a run how κ depends on the version gap.
+
+    Returns
+    -------
+    dict[str, list[list[float]]]
+        For "early" and "late": gap τ, number of uploads, mean and deviation of κ.
+    """
+    kappas: dict[str, dict[int, list[float]]] = {
+        "early": defaultdict(list),
+        "late": defaultdict(list),
+    }
+    for upload in uploads:
+        stage = "early" if upload["time"] <= duration / 3 else "late"
+        middle = duration / 3 < upload["time"] < 2 * duration / 3
+        kappa = upload["report"].get("kappa")
+        if kappa is not None and not middle:
+            kappas[stage][upload["staleness"]].append(kappa)
+    return {
+        stage: [
+            [gap, len(values), round(fmean(values), 4), round(pstdev(values), 4)]
+            for gap, values in sorted(by_gap.items())
+        ]
+        for stage, by_gap in kappas.items()
+    }
+
+
+def _scale(cell: Cell) -> dict[str, Any]:
+    settings = cell.settings
+    return {
+        "days": settings.virtual_days,
+        "clients": settings.num_clients,
+        "partition": settings.partition,
+        "concurrency": settings.max_in_flight or settings.fraction_train,
+        "times": f"{settings.latency} {settings.latency_min}-{settings.latency_max}",
+        "lr_decay_per": settings.lr_decay_per,
+        "local_epochs": settings.local_epochs,
+        "lr": settings.lr,
+        "batch_size": settings.batch_size,
+        "step": settings.step,
+    }
+
+
+def _numbers(summary: Summary, curve: Sequence[tuple[float, float]]) -> dict[str, float | None]:
+    numbers = {name: _rounded(summary.get(name)) for name in _NUMBERS}
+    numbers["late_accuracy"] = _rounded(late_mean(curve))
+    return numbers
+
+
+def _rounded(value: Any) -> float | None:
+    return float(f"{value:.7g}") if isinstance(value, float) else value
+
+
+def _read(path: Path, kind: str) -> Iterator[dict[str, Any]]:
+    """Yield the events of one kind; others are not even decoded."""
+    start = f'{{"event": "{kind}"'.encode()
+    with path.open("rb") as file:
+        for line in file:
+            if line.startswith(start):
+                yield json.loads(line)

@@ -1,0 +1,126 @@
+"""Where runs of experiments live: a folder of folders, one for each cell."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import shutil
+import tomllib
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from server_app.settings import Settings
+from simulation.environment import ConfigValue
+from simulation.experiments.cells import Cell, decisive_keys
+from simulation.experiments.files import write_atomically
+
+Summary = dict[str, Any]
+
+
+class CellStore:
+    """The runs of all experiments, by the ids of their cells.
+
+    Parameters
+    ----------
+    folder : Path
+        Usually ``runs/cells``.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder.absolute()
+
+    def path(self, cell: Cell) -> Path:
+        """Return the folder of a cell's run."""
+        return self.folder / cell.id
+
+    def summary(self, cell: Cell) -> Summary | None:
+        """Return the summary of a cell's run, however it ended."""
+        return _read_json(self.path(cell) / "summary.json")
+
+    def finished(self, cell: Cell) -> Summary | None:
+        """Return the summary of a cell that need not be run again."""
+        summary = self.summary(cell)
+        if summary is None or summary.get("status") != "completed":
+            return None
+        return summary if _is_of(cell, summary.get("settings", {})) else None
+
+    def circumstances(self, cell: Cell) -> dict[str, Any]:
+        """Return what was noted about how a cell was run."""
+        return _read_json(self.path(cell) / "cell.json") or {}
+
+    def prepare(self, cell: Cell, circumstances: Mapping[str, Any]) -> bool:
+        """Make a cell's folder ready for a launch; return whether its run goes on.
+
+        What cannot go on is removed: the folder of a run that never came to a checkpoint, whose
+        checkpoints are damaged, or that was set up by another version of this program.
+        """
+        path = self.path(cell)
+        summary = self.summary(cell) or {}
+        goes_on = (
+            any(path.glob("checkpoints/*.ckpt"))
+            and (path / "events.jsonl").exists()
+            and not _changed(cell, path / "config.toml")
+            and not str(summary.get("error", "")).startswith("CheckpointError")
+        )
+        if not goes_on:
+            shutil.rmtree(path, ignore_errors=True)
+        path.mkdir(parents=True, exist_ok=True)
+        # Else a process that dies at once would seem to have ended like the one before it.
+        (path / "summary.json").unlink(missing_ok=True)
+        note = {"labels": dict(cell.labels), **circumstances}
+        write_atomically(path / "cell.json", json.dumps(note, indent=2, ensure_ascii=False) + "\n")
+        return goes_on
+
+    def tidy(self, cell: Cell) -> None:
+        """Remove what only an unfinished run needs."""
+        shutil.rmtree(self.path(cell) / "checkpoints", ignore_errors=True)
+
+    @contextlib.contextmanager
+    def reserved(self, cell: Cell) -> Iterator[bool]:
+        """Reserve a cell, so that two commands do not run it at a time; False: it is taken."""
+        locks = self.folder / ".locks"
+        locks.mkdir(parents=True, exist_ok=True)
+        with (locks / cell.id).open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+            else:
+                yield True
+
+    def rates(self, cells: Sequence[Cell]) -> dict[str, list[float]]:
+        """Return the uploads per second of the finished ones of these cells, by dataset."""
+        found: dict[str, list[float]] = defaultdict(list)
+        for cell in {cell.id: cell for cell in cells}.values():
+            rate = (self.finished(cell) or {}).get("uploads_per_second")
+            if rate:
+                found[cell.settings.dataset].append(rate)
+        return dict(found)
+
+
+def _is_of(cell: Cell, recorded: Mapping[str, ConfigValue]) -> bool:
+    """Whether a run with these settings is the cell's; an id does not notice changed defaults."""
+    wanted, defaults = cell.settings.to_run_config(), Settings().to_run_config()
+    return all(
+        recorded.get(key, defaults[key]) == wanted[key] for key in decisive_keys(cell.settings)
+    )
+
+
+def _changed(cell: Cell, path: Path) -> bool:
+    """Whether the run in a folder would refuse to go on with the cell's settings."""
+    try:
+        before = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, tomllib.TOMLDecodeError):
+        return True
+    return bool(Settings.from_run_config(cell.run_config).changed_since(before))
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None

@@ -1,0 +1,80 @@
+"""How figures look, in files and inside the report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from io import BytesIO
+from typing import Any
+
+from simulation.experiments.cells import CONTROL
+
+INK = "#22272e"
+"""The colour of text and axes; the report replaces it by that of its own text."""
+
+COLOURS = {
+    "FedPSA": "#d1480f",
+    "FedBuff": "#2f7fc1",
+    "CA2FL": "#139a74",
+    "FedAsync": "#c065a0",
+    "FedFa": "#d99a00",
+    "FedAvg": "#49a9d8",
+    "FedPAC": "#8a6fc4",
+    CONTROL: "#808890",
+}
+OTHER_COLOURS = ("#d1480f", "#2f7fc1", "#139a74", "#d99a00", "#8a6fc4", "#c065a0")
+
+_SETTINGS: dict[Any, Any] = {
+    "font.size": 9.0,
+    "axes.titlesize": 10.0,
+    "axes.titlelocation": "left",
+    "axes.titleweight": "bold",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.8,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.alpha": 0.15,
+    "grid.color": INK,
+    "grid.linewidth": 0.7,
+    "legend.frameon": False,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": INK,
+    "axes.titlecolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.facecolor": "none",
+    # Ids of elements are otherwise drawn at random.
+    "svg.hashsalt": "fedpsa",
+}
+
+Draw = Callable[[Any], None]
+"""Draws into a figure of matplotlib."""
+
+
+def colour_of(name: str, index: int) -> str:
+    """Return the colour of a method, or that of the row with this number."""
+    return COLOURS.get(name) or OTHER_COLOURS[index % len(OTHER_COLOURS)]
+
+
+def render(draw: Draw, caption: str) -> tuple[bytes, bytes]:
+    """Return a figure as PNG and as SVG, the same bytes for the same content.
+
+    Parameters
+    ----------
+    draw : Callable[[Figure], None]
+        Draws it; sets its size too.
+    caption : str
+        Written below, small.
+    """
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(_SETTINGS):
+        figure = Figure(layout="constrained")
+        draw(figure)
+        figure.supxlabel(caption, fontsize=6.5, x=0.01, ha="left", alpha=0.75)
+        png, svg = BytesIO(), BytesIO()
+        figure.savefig(png, format="png", dpi=150, facecolor="white")
+        figure.savefig(svg, format="svg", transparent=True, metadata={"Date": None})
+    return png.getvalue(), svg.getvalue()

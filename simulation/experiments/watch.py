@@ -1,0 +1,92 @@
+"""A look at a run from outside, through the events that it writes."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from server_app.dashboard.tail import Tail
+from server_app.progress import DAY
+
+
+class Watch:
+    """What is known of a run that goes on in another process.
+
+    Parameters
+    ----------
+    events : Path
+        The file of its events.
+    days : float
+        How many virtual days it will take.
+    monotonic : Callable[[], float] (default: time.monotonic)
+        Real time.
+
+    Attributes
+    ----------
+    day, uploads, accuracy
+        Where it is.
+    """
+
+    def __init__(
+        self, events: Path, days: float, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.days = days
+        self.started = monotonic()
+        self.day = 0.0
+        self.uploads = 0
+        self.accuracy: float | None = None
+        self._tail = Tail(events)
+        self._monotonic = monotonic
+        self._first: tuple[float, float, int] | None = None  # moment, day and uploads
+
+    @property
+    def share(self) -> float:
+        """How much of the run is done, 0 to 1."""
+        return min(self.day / self.days, 1.0)
+
+    @property
+    def seconds(self) -> float:
+        """Real seconds since the start of its process."""
+        return self._monotonic() - self.started
+
+    @property
+    def uploads_per_second(self) -> float | None:
+        """Uploads per real second, since the first that was seen."""
+        if self._first is None or self._monotonic() <= self._first[0]:
+            return None
+        return (self.uploads - self._first[2]) / (self._monotonic() - self._first[0])
+
+    @property
+    def seconds_left(self) -> float | None:
+        """How long it will still take at its pace."""
+        if self._first is None or self.day <= self._first[1]:
+            return None
+        pace = (self.day - self._first[1]) / (self._monotonic() - self._first[0])
+        return (self.days - self.day) / pace
+
+    def look(self) -> None:
+        """Read what has happened since the last look."""
+        last = b""
+        while True:
+            restarted, lines = self._tail.read()
+            if restarted:  # a resumed run cuts off what came after its checkpoint
+                self.uploads, self._first = 0, None
+            if not lines:
+                break
+            last = lines[-1]
+            for line in lines:
+                self._take(line)
+        if last:
+            self.day = json.loads(last).get("time", 0.0) / DAY
+        if self._first is None and self.uploads:
+            self._first = (self._monotonic(), self.day, self.uploads)
+
+    def _take(self, line: bytes) -> None:
+        # Tens of thousands of lines: only those are decoded that say something new.
+        if line.startswith(b'{"event": "upload"'):
+            self.uploads += 1
+        elif line.startswith(b'{"event": "evaluate"'):
+            accuracy = json.loads(line).get("metrics", {}).get("accuracy")
+            self.accuracy = self.accuracy if accuracy is None else accuracy

@@ -1,0 +1,372 @@
+"""Worker processes that execute the ClientApp, and the thread that keeps them busy."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+
+from flwr.app import Error, Message
+
+from simulation.errors import RunFailed
+from simulation.local_packing import Packed, pack, unpack
+from simulation.local_worker import EMPTY_STATE, Outcome, Setup, Task
+
+log = logging.getLogger("flwr")
+
+CLIENT_APP_CRASHED = 8
+"""Flower's error code for a ClientApp that took its process with it."""
+
+_MOST_CRASHES = 3  # of one task, or of workers that did not even start
+_HELD_BYTES = 64 * 2**20  # data of big arrays that a worker keeps in case they are needed again
+_GRACE = 1.0  # seconds between the request to end and the end by force
+
+
+@dataclass
+class Job:
+    """A message to a node, until its reply is there."""
+
+    number: int
+    instruction: Message
+    message: Packed
+    state: Packed = EMPTY_STATE  # the node's, as of when the job was sent
+    crashes: int = 0
+
+    @property
+    def node_id(self) -> int:
+        """The node whose turn it is."""
+        return self.instruction.metadata.dst_node_id
+
+    @property
+    def message_id(self) -> str:
+        """The id under which its reply is asked for."""
+        return self.instruction.metadata.message_id
+
+    @property
+    def buffers(self) -> tuple[bytes, ...]:
+        """The data of all big arrays that a worker needs for it."""
+        return self.message.buffers + self.state.buffers
+
+
+class WorkerPool:
+    """Executes messages in worker processes.
+
+    While there is plenty to do, every worker has its next job waiting beside the one it works on. A
+    node has one job at a time, because a job starts from the state in which the node's last one
+    left it. A worker that dies is replaced and its jobs are done again.
+
+    Parameters
+    ----------
+    num_workers : int
+        How many processes.
+    setup : Setup
+        What they execute.
+
+    Attributes
+    ----------
+    compile_seconds : float
+        How long torch.compile has worked, in all workers together.
+    """
+
+    def __init__(self, num_workers: int, setup: Setup) -> None:
+        self.compile_seconds = 0.0
+        self._setup = setup
+        self._changed = threading.Condition()
+        self._pending: deque[Job] = deque()
+        self._states: dict[int, Packed] = {}
+        self._busy_nodes: set[int] = set()
+        self._done: dict[str, Message | Packed] = {}
+        self._news = False
+        self._failure: RunFailed | None = None
+        self._num_jobs = 0
+        self._failed_starts = 0
+        self._closing = False
+        self._workers = [_WorkerProcess(index, setup) for index in range(num_workers)]
+        self._thread = threading.Thread(target=self._attend, name="local-grid", daemon=True)
+        self._thread.start()
+
+    @property
+    def worker_pids(self) -> list[int]:
+        """The process ids of the workers."""
+        with self._changed:
+            return [worker.process.pid for worker in self._workers]
+
+    def submit(self, message: Message) -> None:
+        """Take a message to be executed as soon as a worker and the node are free."""
+        packed = pack(message)
+        with self._changed:
+            self._check()
+            self._num_jobs += 1
+            self._pending.append(Job(self._num_jobs, message, packed))
+            self._dispatch()
+
+    def collect(self, message_ids: Sequence[str]) -> list[Message]:
+        """Return the replies to these messages that are there, each once.
+
+        Messages that still wait for a worker are executed in the order of these ids from now on.
+        """
+        with self._changed:
+            self._check()
+            self._news = False
+            rank = {key: place for place, key in enumerate(message_ids)}
+            last = len(rank)
+            self._pending = deque(
+                sorted(self._pending, key=lambda job: rank.get(job.message_id, last))
+            )
+            found = [self._done.pop(key) for key in message_ids if key in self._done]
+        return [reply if isinstance(reply, Message) else unpack(reply) for reply in found]
+
+    def wait(self, timeout: float) -> bool:
+        """Wait until a reply arrives that was not there at the last `collect`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._news or self._failure, timeout)
+            self._check()
+            return self._news
+
+    def close(self) -> None:
+        """End all workers, whatever they are doing."""
+        with self._changed:
+            self._closing = True
+            self._pending.clear()
+            workers = list(self._workers)
+        for worker in workers:
+            worker.ask_to_end()
+        for worker in workers:
+            worker.end()
+        # The ends of the workers are what wakes it up.
+        self._thread.join()
+        for worker in workers:
+            worker.connection.close()
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+        if self._closing:
+            raise RuntimeError("the grid is closed")
+
+    # --- Giving out work; always called with the lock -------------------------------------------
+
+    def _dispatch(self) -> None:
+        for worker in self._workers:
+            if worker.ready and not worker.jobs:
+                self._send_next(worker)
+        # A second job lets a worker go on at once. But it ties that job to this worker, also if
+        # another one is free earlier or more urgent jobs come in: so only out of plenty.
+        for worker in self._workers:
+            if len(self._pending) <= len(self._workers):
+                return
+            if len(worker.jobs) == 1:
+                self._send_next(worker)
+
+    def _send_next(self, worker: _WorkerProcess) -> None:
+        if (job := self._next_job()) is not None:
+            job.state = self._states.get(job.node_id, EMPTY_STATE)
+            self._busy_nodes.add(job.node_id)
+            worker.send(job)
+
+    def _next_job(self) -> Job | None:
+        for index, job in enumerate(self._pending):
+            if job.node_id not in self._busy_nodes:
+                del self._pending[index]
+                return job
+        return None
+
+    def _finish(self, job: Job, reply: Message | Packed) -> None:
+        self._done[job.message_id] = reply
+        self._busy_nodes.discard(job.node_id)
+        self._news = True
+        self._changed.notify_all()
+
+    # --- The thread -----------------------------------------------------------------------------
+
+    def _attend(self) -> None:
+        try:
+            self._serve()
+        except BaseException as error:
+            # Else whoever waits for a reply would wait for ever.
+            with self._changed:
+                self._fail(f"The local engine failed: {type(error).__name__}: {error}")
+            raise
+
+    def _serve(self) -> None:
+        """Take replies as they come, and hand out the next jobs."""
+        while True:
+            by_connection = {worker.connection: worker for worker in self._workers}
+            for connection in wait(list(by_connection)):
+                worker = by_connection[connection]  # type: ignore[index]
+                try:
+                    if worker.ready:
+                        self._take_outcome(worker)
+                    else:
+                        self._take_greeting(worker)
+                except (EOFError, OSError):
+                    worker.kill()
+                    with self._changed:
+                        if self._closing:
+                            return
+                        self._replace(worker)
+            with self._changed:
+                if self._closing or self._failure:
+                    return
+
+    def _take_greeting(self, worker: _WorkerProcess) -> None:
+        """Hear from a new worker that it is ready, or that the app cannot be loaded."""
+        problem = worker.connection.recv()
+        with self._changed:
+            if problem is None:
+                worker.ready = True
+                self._failed_starts = 0
+                self._dispatch()
+            else:
+                self._fail(f"The client app {self._setup.app} cannot be loaded: {problem}")
+
+    def _take_outcome(self, worker: _WorkerProcess) -> None:
+        job, outcome, reply, state = worker.receive()
+        if outcome.compile_seconds > 0:
+            log.info("Worker %d compiled for %.1f s", worker.index, outcome.compile_seconds)
+        with self._changed:
+            worker.jobs.popleft()
+            self.compile_seconds += outcome.compile_seconds
+            if state is not None:
+                self._states[job.node_id] = state
+            self._finish(job, reply)
+            self._dispatch()
+
+    def _replace(self, worker: _WorkerProcess) -> None:
+        """Put a new worker in the place of one that died; the lock is held."""
+        end = worker.describe_end()
+        if not worker.ready:
+            self._failed_starts += 1
+            if self._failed_starts >= _MOST_CRASHES:
+                self._fail(f"Worker processes do not start: {end}.")
+                return
+        log.warning("Worker %d %s and is replaced", worker.index, end)
+        jobs = list(worker.jobs)
+        if jobs:  # the first one was at work, the others only waited
+            jobs[0].crashes += 1
+            if jobs[0].crashes >= _MOST_CRASHES:
+                job = jobs.pop(0)
+                reason = f"the worker process {end}, in {job.crashes} attempts at this message"
+                error = Error(code=CLIENT_APP_CRASHED, reason=reason)
+                self._finish(job, Message(error, reply_to=job.instruction))
+        self._busy_nodes -= {job.node_id for job in jobs}
+        self._pending.extendleft(reversed(jobs))
+        worker.connection.close()
+        self._workers[worker.index] = _WorkerProcess(worker.index, self._setup)
+        self._dispatch()
+
+    def _fail(self, reason: str) -> None:
+        self._failure = RunFailed(reason)
+        self._changed.notify_all()
+
+
+class _WorkerProcess:
+    """The server's side of one worker."""
+
+    def __init__(self, index: int, setup: Setup) -> None:
+        self.index = index
+        self.ready = False
+        self.jobs: deque[Job] = deque()  # the first one is at work
+        self._held: OrderedDict[int, bytes] = OrderedDict()  # by id, least recently used first
+        self._held_bytes = 0
+        ours, theirs = socket.socketpair()
+        root = str(Path(__file__).resolve().parents[1])
+        search = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "simulation.local_worker", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                env=os.environ | {"PYTHONPATH": search},
+                # Ctrl-C is for the server, which ends its workers itself; and a worker's own
+                # children, such as compilers, can be ended together with it.
+                start_new_session=True,
+            )
+        self.connection = Connection(ours.detach())
+        self.connection.send((sys.path, asdict(setup)))
+
+    def send(self, job: Job) -> None:
+        """Send a job, with the data that the worker does not hold yet."""
+        self.jobs.append(job)
+        needed = {id(data): data for data in job.buffers}
+        new = [key for key in needed if key not in self._held]
+        # Entries of `_held` keep their data alive, so that no two of them have the same id.
+        for key, data in needed.items():
+            self._held[key] = data
+            self._held.move_to_end(key)
+        self._held_bytes += sum(len(needed[key]) for key in new)
+        forget = []
+        while self._held_bytes > _HELD_BYTES and (key := next(iter(self._held))) not in needed:
+            self._held_bytes -= len(self._held.pop(key))
+            forget.append(key)
+        task = Task(
+            number=job.number,
+            node_id=job.node_id,
+            message=job.message.payload,
+            message_keys=[id(data) for data in job.message.buffers],
+            state=job.state.payload,
+            state_keys=[id(data) for data in job.state.buffers],
+            new=new,
+            forget=forget,
+        )
+        # One that died in the meantime is noticed where its replies are awaited.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self.connection.send(tuple(task))
+            for key in new:
+                self.connection.send_bytes(needed[key])
+
+    def receive(self) -> tuple[Job, Outcome, Packed, Packed | None]:
+        """Receive what came of the first job: the reply, and the node's state if it changed."""
+        outcome = Outcome(*self.connection.recv())
+        job = self.jobs[0]
+        assert outcome.number == job.number
+        sent = {id(data): data for data in job.buffers}
+
+        def buffers(keys: list[int | None]) -> tuple[bytes, ...]:
+            return tuple(self.connection.recv_bytes() if key is None else sent[key] for key in keys)
+
+        reply = Packed(outcome.message, buffers(outcome.message_keys))
+        if outcome.state is None:
+            return job, outcome, reply, None
+        return job, outcome, reply, Packed(outcome.state, buffers(outcome.state_keys))
+
+    def ask_to_end(self) -> None:
+        """Ask the process, and those it started, to end."""
+        self._signal(signal.SIGTERM)
+
+    def end(self) -> None:
+        """Wait for the end of a process that was asked to, but not for long."""
+        try:
+            self.process.wait(_GRACE)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def kill(self) -> None:
+        """End the process, and those it started."""
+        self._signal(signal.SIGKILL)
+        self.process.wait()
+
+    def describe_end(self) -> str:
+        """Say how the process ended."""
+        code = self.process.wait()
+        if code >= 0:
+            return f"ended with exit code {code}"
+        with contextlib.suppress(ValueError):
+            return f"was ended by {signal.Signals(-code).name}"
+        return f"was ended by signal {-code}"
+
+    def _signal(self, number: int) -> None:
+        # Until we have collected its exit code, no other process group can have its number.
+        if self.process.returncode is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, number)

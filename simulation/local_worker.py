@@ -1,0 +1,215 @@
+"""What executes the ClientApp: in a worker process, or in the server's own.
+
+As a program, it is a worker process. It gets its tasks through a socket, whose number is its only
+argument, and ends when the other end of the socket is closed: no worker outlives its server.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import queue
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from simulation.local_identity import RUN_ID, act_as
+from simulation.local_packing import Packed, pack, unpack
+
+CLIENT_APP_RAISED = 2
+"""Flower's error code for an exception in the ClientApp."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a run needs to know to execute tasks.
+
+    Parameters
+    ----------
+    app : str
+        Where the ClientApp is, as ``module:attribute``.
+    node_configs : Mapping[int, Mapping[str, Any]]
+        The node config of every node, by its id.
+    run_config : Mapping[str, Any]
+        The run config.
+    """
+
+    app: str
+    node_configs: Mapping[int, Mapping[str, Any]]
+    run_config: Mapping[str, Any]
+
+
+class Task(NamedTuple):
+    """The first part of what the pool sends to a worker; new data follows.
+
+    Big arrays are named by keys. A worker keeps the data of every key that it was sent, until it
+    is told to forget it.
+    """
+
+    number: int
+    node_id: int
+    message: bytes
+    message_keys: list[int]
+    state: bytes
+    state_keys: list[int]
+    new: list[int]
+    forget: list[int]
+
+
+class Outcome(NamedTuple):
+    """The first part of what a worker sends back; new data follows, one for each None.
+
+    Big arrays that came with the task are named by the keys they came with.
+    """
+
+    number: int
+    message: bytes
+    message_keys: list[int | None]
+    state: bytes | None  # None: unchanged
+    state_keys: list[int | None]
+    compile_seconds: float
+
+
+EMPTY_STATE = pack(RecordDict())
+
+
+class Runner:
+    """Calls the ClientApp for one node or another.
+
+    Parameters
+    ----------
+    setup : Setup
+        What to call, and with which configs.
+    """
+
+    def __init__(self, setup: Setup) -> None:
+        self._setup = setup
+        self._app = load_app(setup.app)
+
+    def run(self, message: Packed, node_id: int, state: Packed) -> tuple[Message, Packed]:
+        """Return the reply to a message, and the node's state after it.
+
+        An exception in the ClientApp becomes an error reply, and leaves the state as it was.
+        """
+        instruction: Message = unpack(message)
+        context = Context(
+            run_id=RUN_ID,
+            node_id=node_id,
+            node_config=dict(self._setup.node_configs[node_id]),
+            state=unpack(state),
+            run_config=dict(self._setup.run_config),
+        )
+        try:
+            reply = self._app(message=instruction, context=context)
+            if not isinstance(reply, Message):
+                raise TypeError(f"the ClientApp returned a {type(reply).__name__}, not a Message")
+            return reply, pack(context.state)
+        except Exception:
+            error = Error(code=CLIENT_APP_RAISED, reason=traceback.format_exc())
+            return Message(error, reply_to=instruction), state
+
+
+def load_app(reference: str) -> ClientApp:
+    """Import a ClientApp from where ``module:attribute`` says."""
+    module, _, attribute = reference.partition(":")
+    app = getattr(importlib.import_module(module), attribute)
+    if not isinstance(app, ClientApp):
+        raise TypeError(f"{reference} is a {type(app).__name__}, not a ClientApp")
+    return app
+
+
+def compile_seconds() -> float:
+    """Return how long torch.compile has worked in this process."""
+    dynamo: Any = sys.modules.get("torch._dynamo.utils")
+    if dynamo is None:
+        return 0.0
+    names, values = dynamo.compile_times(repr="csv", aggregate=True)
+    return float(dict(zip(names, values, strict=True)).get("_compile.compile_inner", 0.0))
+
+
+class _Worker:
+    """The worker's side of the socket."""
+
+    def __init__(self, connection: Connection, runner: Runner) -> None:
+        self._connection = connection
+        self._runner = runner
+        self._held: dict[int, bytes] = {}
+        self._compiled = 0.0
+
+    def run(self, task: Task, new: list[bytes]) -> None:
+        """Execute a task and send what comes of it."""
+        for key in task.forget:
+            del self._held[key]
+        self._held.update(zip(task.new, new, strict=True))
+        message = Packed(task.message, tuple(self._held[key] for key in task.message_keys))
+        state = Packed(task.state, tuple(self._held[key] for key in task.state_keys))
+        act_as(task.node_id)
+        reply, new_state = self._runner.run(message, task.node_id, state)
+
+        known = {id(self._held[key]): key for key in (*task.message_keys, *task.state_keys)}
+        packed = pack(reply)
+        unchanged = new_state.same_as(state)
+        states = () if unchanged else new_state.buffers
+        before, self._compiled = self._compiled, compile_seconds()
+        outcome = Outcome(
+            number=task.number,
+            message=packed.payload,
+            message_keys=[known.get(id(data)) for data in packed.buffers],
+            state=None if unchanged else new_state.payload,
+            state_keys=[known.get(id(data)) for data in states],
+            compile_seconds=self._compiled - before,
+        )
+        self._connection.send(tuple(outcome))
+        for data in (*packed.buffers, *states):
+            if id(data) not in known:
+                self._connection.send_bytes(data)
+
+
+def _read(connection: Connection, tasks: queue.SimpleQueue[tuple[Task, list[bytes]]]) -> None:
+    """Take tasks from the socket while another one is being worked on, until it is closed."""
+    try:
+        while True:
+            task = Task(*connection.recv())
+            tasks.put((task, [connection.recv_bytes() for _ in task.new]))
+    finally:
+        _end()
+
+
+def _end() -> None:
+    """End this process, and with it compilers that it may have started."""
+    with contextlib.suppress(OSError):
+        if os.getpgrp() == os.getpid():
+            os.killpg(0, signal.SIGKILL)
+    os._exit(1)
+
+
+def main(file_descriptor: int) -> None:
+    """Be a worker: load the ClientApp, then execute one task after the other."""
+    connection = Connection(file_descriptor)
+    sys.path[:], setup = connection.recv()
+    tasks: queue.SimpleQueue[tuple[Task, list[bytes]]] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(connection, tasks), daemon=True).start()
+    try:
+        runner = Runner(Setup(**setup))
+    except Exception as error:
+        traceback.print_exc()
+        connection.send(f"{type(error).__name__}: {error}")
+        return
+    connection.send(None)
+    worker = _Worker(connection, runner)
+    while True:
+        worker.run(*tasks.get())
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        main(int(sys.argv[1]))

@@ -1,0 +1,375 @@
+"""The local engine: a grid that executes the ClientApp in worker processes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+
+from simulation import cli, local_pool
+from simulation.errors import LaunchFailed, RunFailed
+from simulation.local_engine import LocalGrid, run_locally
+from simulation.local_packing import pack, unpack
+from simulation.process_table import list_processes
+
+Alive = Callable[[], set[int]]
+
+# Nodes that add up what they are sent, and misbehave when they are told to.
+CLIENT = """
+import os, signal, time
+from pathlib import Path
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+app = ClientApp()
+
+
+@app.query()
+def query(message, context):
+    config = ConfigRecord({**context.node_config, **context.run_config})
+    return Message(RecordDict({"config": config}), reply_to=message)
+
+
+@app.train()
+def train(message, context):
+    config = message.content["config"]
+    memory = context.state.setdefault("memory", MetricRecord({"sum": 0, "count": 0}))
+    memory["sum"] += config["value"]
+    memory["count"] += 1
+    if (once := config.get("die-once")) and not Path(once).exists():
+        Path(once).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    if config.get("die"):
+        os._exit(7)
+    if config.get("raise"):
+        raise ZeroDivisionError("as told")
+    if config.get("none"):
+        return None
+    time.sleep(config.get("seconds", 0.0))
+    if "arrays" in message.content:
+        context.state["arrays"] = message.content["arrays"]
+    kept = context.state.array_records.get("arrays", ArrayRecord())
+    config["value"] = -1
+    metrics = MetricRecord(dict(memory))
+    return Message(RecordDict({"metrics": metrics, "arrays": kept}), reply_to=message)
+"""
+
+
+@pytest.fixture(scope="module")
+def client_app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("client")
+    (folder / "adding_client.py").write_text(CLIENT)
+    sys.path.insert(0, str(folder))
+    yield "adding_client:app"
+    sys.path.remove(str(folder))
+
+
+def train_message(node_id: int, value: int = 1, **config: Any) -> Message:
+    record = ConfigRecord({"value": value, **config})
+    return Message(RecordDict({"config": record}), node_id, "train")
+
+
+def answers(replies: Any) -> dict[int, tuple[Any, ...]]:
+    return {
+        reply.metadata.src_node_id: tuple(reply.content["metrics"].values()) for reply in replies
+    }
+
+
+def alive(pids: list[int]) -> set[int]:
+    return {p.pid for p in list_processes() if not p.zombie} & set(pids)
+
+
+def wait_until(condition: Callable[[], Any], seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_packing_leaves_big_arrays_where_they_are() -> None:
+    arrays = ArrayRecord({"big": Array(np.arange(5000.0)), "small": Array(np.ones(3))})
+    message = Message(RecordDict({"arrays": arrays}), 5, "train")
+    packed = pack(message)
+    assert len(packed.payload) < 4096
+    again = unpack(packed)
+    assert again.content["arrays"]["big"].data is arrays["big"].data
+    assert again.content["arrays"] == arrays
+    assert again.metadata.__dict__ == message.metadata.__dict__
+    assert pack(again).same_as(packed)
+    assert not pack(again).same_as(pack(RecordDict()))
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("workers", [0, 2])
+def test_nodes_know_who_they_are_and_remember(client_app: str, workers: int, marked: Alive) -> None:
+    with LocalGrid(3, {"key": "text"}, workers=workers, app=client_app) as grid:
+        nodes = sorted(grid.get_node_ids())
+        assert not set(nodes) & set(range(3))
+        queries = [Message(RecordDict(), node, "query") for node in nodes]
+        configs = [reply.content["config"] for reply in grid.send_and_receive(queries)]
+        assert sorted(config["partition-id"] for config in configs) == [0, 1, 2]
+        assert all(c["num-partitions"] == 3 and c["key"] == "text" for c in configs)
+
+        # Two messages to one node are executed one after the other.
+        first, second, other = nodes
+        messages = [train_message(first, 1), train_message(first, 2), train_message(second, 10)]
+        replies = sorted(
+            grid.send_and_receive(messages), key=lambda r: int(r.metadata.reply_to_message_id)
+        )
+        assert [tuple(r.content["metrics"].values()) for r in replies] == [(1, 1), (3, 2), (10, 1)]
+        # What a ClientApp writes into its message does not come back to the server.
+        assert messages[0].content["config"]["value"] == 1
+
+        (failed,) = grid.send_and_receive([train_message(first, 5, **{"raise": True})])
+        assert failed.has_error()
+        assert failed.error.code == 2
+        assert failed.error.reason.rstrip().endswith("ZeroDivisionError: as told")
+        assert "Traceback" in failed.error.reason
+        (nothing,) = grid.send_and_receive([train_message(other, 5, none=True)])
+        assert "returned a NoneType, not a Message" in nothing.error.reason
+        # A message that failed leaves no trace in the node's state.
+        assert answers(grid.send_and_receive([train_message(n) for n in nodes])) == {
+            first: (4, 3),
+            second: (11, 2),
+            other: (1, 1),
+        }
+        assert grid.push_messages([train_message(1)]) == []
+        pids = grid.worker_pids
+        assert len(pids) == workers
+    assert not alive(pids)
+    assert not marked()
+    if workers:
+        with pytest.raises(RuntimeError, match="closed"):
+            grid.push_messages([train_message(first)])
+
+
+@pytest.mark.engine
+def test_big_arrays_travel_once(client_app: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[int] = []
+
+    class Counting(local_pool.Connection):  # type: ignore[name-defined,misc]
+        def send_bytes(self, buf: Any, *args: Any) -> None:
+            sent.append(len(buf))
+            super().send_bytes(buf, *args)
+
+    monkeypatch.setattr(local_pool, "Connection", Counting)
+    monkeypatch.setattr(local_pool, "_HELD_BYTES", 150_000)
+
+    def model(value: float) -> ArrayRecord:
+        return ArrayRecord({"w": Array(np.full(12_500, value))})
+
+    def push(arrays: ArrayRecord, nodes: list[int]) -> list[Message]:
+        config = ConfigRecord({"value": 1})
+        content = RecordDict({"arrays": arrays, "config": config})
+        sent.clear()
+        return list(grid.send_and_receive([Message(content, node, "train") for node in nodes]))
+
+    with LocalGrid(4, {}, workers=1, app=client_app) as grid:
+        nodes = sorted(grid.get_node_ids())
+        first = model(1.0)
+        replies = push(first, nodes)
+        assert [size for size in sent if size > 4096] == [len(first["w"].data)]
+        # On the way back, too, it is only named.
+        assert all(reply.content["arrays"]["w"].data is first["w"].data for reply in replies)
+        # The worker has room for one model, and is told to forget what was used least recently:
+        # at the third message the second model, which the fourth one needs again.
+        second = model(2.0)
+        push(second, nodes[:1])
+        for node, arrays in ((nodes[1], first), (nodes[0], second)):
+            (reply,) = grid.send_and_receive([train_message(node)])
+            assert reply.content["arrays"]["w"].data is arrays["w"].data
+        assert [size for size in sent if size > 4096] == 2 * [len(first["w"].data)]
+
+
+@pytest.mark.engine
+def test_a_worker_that_dies_is_replaced(client_app: str, tmp_path: Path) -> None:
+    def run(grid: LocalGrid, **config: Any) -> list[dict[int, Any]]:
+        rounds = []
+        for value in (1, 2, 3):
+            messages = [train_message(n, value * n, **config) for n in grid.get_node_ids()]
+            rounds.append(answers(grid.send_and_receive(messages)))
+        return rounds
+
+    with LocalGrid(4, {}, workers=0, app=client_app) as grid:
+        expected = run(grid)
+    with LocalGrid(4, {}, workers=2, app=client_app) as grid:
+        before = grid.worker_pids
+        # In the middle of a task, with another one waiting behind it.
+        assert run(grid, **{"die-once": str(tmp_path / "died")}) == expected
+        assert len(set(before) & set(grid.worker_pids)) == 1
+
+        # While it has nothing to do.
+        idle = grid.worker_pids[0]
+        os.kill(idle, signal.SIGKILL)
+        wait_until(lambda: idle not in grid.worker_pids)
+
+        first, *others = sorted(grid.get_node_ids())
+        messages = [train_message(first, die=True), *(train_message(n, 0) for n in others)]
+        replies = {r.metadata.src_node_id: r for r in grid.send_and_receive(messages)}
+        error = replies.pop(first).error
+        assert error.code == 8
+        assert "exit code 7, in 3 attempts" in error.reason
+        assert answers(replies.values()) == {n: (6 * n, 4) for n in others}
+        pids = grid.worker_pids
+    assert not alive(before + pids)
+
+
+@pytest.mark.engine
+def test_waiting_ends_when_a_reply_arrives(client_app: str) -> None:
+    with LocalGrid(2, {}, workers=1, app=client_app) as grid:
+        first, second = sorted(grid.get_node_ids())
+        assert not grid.wait(0.01)
+        (abandoned,) = grid.push_messages([train_message(first)])
+        assert grid.wait(60)
+        assert list(grid.pull_messages([])) == []
+        # A reply that nobody asks for does not keep the others from waiting.
+        assert not grid.wait(0.01)
+        (wanted,) = grid.push_messages([train_message(second, seconds=0.2)])
+        started = time.monotonic()
+        assert grid.wait(60)
+        assert 0.1 < time.monotonic() - started < 30
+        (reply,) = grid.pull_messages([wanted])
+        assert reply.metadata.reply_to_message_id == wanted
+        assert len(list(grid.pull_messages([abandoned, wanted]))) == 1
+        assert list(grid.send_and_receive([train_message(first, seconds=60.0)], timeout=0.1)) == []
+        pids = grid.worker_pids
+    assert not alive(pids)
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("workers", [0, 1])
+def test_messages_are_executed_in_the_order_in_which_replies_are_pulled(
+    client_app: str, workers: int
+) -> None:
+    with LocalGrid(4, {}, workers=workers, app=client_app) as grid:
+        nodes = sorted(grid.get_node_ids())
+        pushed = list(grid.push_messages([train_message(node) for node in nodes]))
+        # Workers take longer to start than this: nothing is at work yet.
+        order = pushed[::-1]
+        arrived: list[str] = []
+        while len(arrived) < len(order):
+            missing = [key for key in order if key not in arrived]
+            replies = list(grid.pull_messages(missing))
+            assert workers or len(replies) == 1
+            arrived += [reply.metadata.reply_to_message_id for reply in replies]
+            if not replies:
+                assert grid.wait(60)
+        assert arrived == order
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("reference", ["no_such_module:app", "adding_client:train"])
+def test_an_app_that_cannot_be_loaded_ends_the_run(client_app: str, reference: str) -> None:
+    with (
+        LocalGrid(2, {}, workers=1, app=reference) as grid,
+        pytest.raises(RunFailed, match=f"client app {reference} cannot be loaded"),
+    ):
+        grid.wait(60)
+
+
+@pytest.mark.engine
+def test_workers_do_not_outlive_a_killed_server(client_app: str, marked: Alive) -> None:
+    code = (
+        "import sys, time; sys.path[:] = eval(sys.argv[1])\n"
+        "from flwr.app import ConfigRecord, Message, RecordDict\n"
+        "from simulation.local_engine import LocalGrid\n"
+        "grid = LocalGrid(2, {}, workers=2, app='adding_client:app')\n"
+        "config = ConfigRecord({'value': 1, 'seconds': 60.0})\n"
+        "grid.push_messages([Message(RecordDict({'config': config}), 1000, 'train')])\n"
+        "grid.send_and_receive([Message(RecordDict(), 1001, 'query')])\n"
+        "print(grid.worker_pids, flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    server = subprocess.Popen(
+        [sys.executable, "-c", code, repr(sys.path)], stdout=subprocess.PIPE, text=True
+    )
+    assert server.stdout is not None
+    pids = json.loads(server.stdout.readline())
+    assert alive(pids) == set(pids)
+    server.kill()
+    server.communicate()
+    wait_until(lambda: not alive(pids), 10)
+
+
+DIGITS = {
+    "num-clients": 3,
+    "num-server-rounds": 3,
+    "buffer-size": 2,
+    "queue-size": 3,
+    "max-in-flight": 2,
+    "lr": 0.1,
+    "evaluate-every": 2,
+    "calibration-transport": "arrays",
+}
+
+
+@pytest.mark.engine
+def test_the_number_of_workers_does_not_change_the_model(tmp_path: Path, marked: Alive) -> None:
+    hashes = set()
+    for workers in (0, 1, 2):
+        places = {"run-dir": str(tmp_path / str(workers)), "cache-dir": str(tmp_path / "cache")}
+        summary = run_locally(DIGITS | places, workers=workers, stream=False)
+        assert not marked()
+        assert summary["uploads"] == 6
+        assert summary == json.loads((tmp_path / str(workers) / "summary.json").read_text())
+        hashes.add(summary["model_sha256"])
+    assert len(hashes) == 1
+
+
+@pytest.mark.engine
+def test_ctrl_c_ends_the_run_and_its_workers(tmp_path: Path, marked: Alive) -> None:
+    run_dir = tmp_path / "run"
+    command = [sys.executable, "-m", "simulation", "run", "--engine", "local", "--workers", "1"]
+    settings = ["--set", f"cache-dir={tmp_path / 'cache'}", "--set", "status-interval=0.05"]
+    launcher = subprocess.Popen(
+        [*command, *settings, "--run-dir", str(run_dir)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert launcher.stdout is not None
+    shown = []
+    for line in launcher.stdout:
+        shown.append(line)
+        if "uploads 3" in line:
+            break
+    assert len(marked()) == 2, "".join(shown)
+    launcher.send_signal(signal.SIGINT)
+    rest, _ = launcher.communicate(timeout=60)
+    assert launcher.returncode == cli.INTERRUPTED, "".join(shown) + rest
+    assert "Traceback" not in rest
+    assert not marked()
+    assert json.loads((run_dir / "summary.json").read_text())["status"] == "stopped"
+
+
+def test_what_cannot_run_is_said_in_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(LaunchFailed, match=r"lr=-1\.0 is not allowed"):
+        run_locally({"lr": -1.0}, workers=0)
+    (tmp_path / "events.jsonl").touch()
+    with pytest.raises(RunFailed, match=r"The run failed: FileExistsError: .* already holds a run"):
+        run_locally({"run-dir": str(tmp_path)}, workers=0, stream=False)
+    with pytest.raises(ValueError, match="workers is -1"):
+        LocalGrid(1, {}, workers=-1)
+    local = ["run", "--engine", "local"]
+    with pytest.raises(SystemExit):
+        cli.main([*local, "--workers", "-1"])
+    assert "must be at least 0" in capsys.readouterr().err
+
+
+def test_the_local_engine_refuses_another_app(
+    tiny_app: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--engine", "local", "--app", str(tiny_app), "--run-dir", str(tmp_path)]
+    assert cli.main(["run", *arguments]) == 1
+    assert "runs the app of this repository alone" in capsys.readouterr().err
