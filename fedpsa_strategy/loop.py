@@ -286,7 +286,7 @@ class AsyncLoop:
                     answers[node_id] = _read_answer(reply)
             pause = _FIRST_PAUSE if replies else min(2 * pause, _LONGEST_PAUSE)
             if waiting:
-                self.sleep(pause)
+                self._rest(pause)
             if self.monotonic() >= next_notice:
                 next_notice = self.monotonic() + _WAIT_NOTICE
                 self._notice(f"{len(answers) - len(waiting)} of {len(answers)} nodes answered")
@@ -356,7 +356,9 @@ class AsyncLoop:
         """Collect what has arrived, or sleep a little; not needed while a reply is at hand."""
         if self._ready_task() is not None:
             return
-        wanted = list(self._unanswered)
+        # In the order in which they will count: an engine of our own works on them in that order.
+        queued = [key for _, _, key in sorted(self._queue) if key in self._unanswered]
+        wanted = queued or list(self._unanswered)
         wanted += [key for evaluation in self._evaluations for key in evaluation.outstanding]
         replies = list(self.grid.pull_messages(wanted)) if wanted else []
         now = self.monotonic()
@@ -500,7 +502,7 @@ class AsyncLoop:
             self._close_evaluations(self.monotonic())
             if self._evaluations:
                 pause = _FIRST_PAUSE if replies else min(2 * pause, _LONGEST_PAUSE)
-                self.sleep(pause)
+                self._rest(pause)
 
     def _emit_evaluated(
         self, version: int, uploads: int, where: str, metrics: MetricRecord

@@ -13,6 +13,7 @@ from simulation.experiments.cells import Cell, Label, RunConfig
 PAPER_DAYS = 10.0
 
 _EVALUATIONS_PER_DAY = 40
+_PLACES = {"run-dir", "resume"}  # every run has a folder of its own
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class Options:
             "clock": "virtual",
             **run_config,
         }
-        if both := sorted(varied.keys() & self.extra.keys()):
+        if both := sorted((varied.keys() | _PLACES) & self.extra.keys()):
             raise ValueError(
                 f"{', '.join(both)} cannot be set for all runs: the experiment, or an option of its"
                 " own, decides it"
