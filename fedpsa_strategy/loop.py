@@ -161,7 +161,8 @@ class AsyncLoop:
             raise
         if reason == STOP_REQUESTED:
             self._save_checkpoint()
-        if self._evaluated != (state.version, clock.now):
+        # The last point of a curve over virtual time is the end; real time has moved on already.
+        if self._evaluated != (state.version, clock.now if clock.virtual else self._evaluated_at):
             self._evaluate()
         self._finish_evaluations()
         log.info("The run ends: %s", reason)
@@ -177,6 +178,10 @@ class AsyncLoop:
         )
         self.result.arrays = state.arrays
         return self.result
+
+    @property
+    def _evaluated_at(self) -> float | None:
+        return None if self._evaluated is None else self._evaluated[1]
 
     # --- Checkpoints ---------------------------------------------------------------------------
 
