@@ -1,0 +1,353 @@
+"""Tables, figures and the report, made from runs that never took place."""
+
+import json
+import math
+import random
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from server_app.progress import DAY
+from simulation import cli
+from simulation.errors import RunFailed
+from simulation.experiments import bodies, paper
+from simulation.experiments.catalogue import EXPERIMENTS
+from simulation.experiments.cells import CONTROL, Cell
+from simulation.experiments.html import inline_svg, to_html
+from simulation.experiments.numbers import Estimate
+from simulation.experiments.options import Options
+from simulation.experiments.report import write_report
+from simulation.experiments.results import write_results
+from simulation.experiments.rows import Row, from_lines, late_mean, make_row, thinned, to_lines
+from simulation.experiments.store import CellStore
+from simulation.experiments.tables import Pivot, pivot_tables, reading
+
+
+def finish(cell: Cell, store: CellStore, accuracy: float | None = None) -> None:
+    """Write the folder of a run that could have been."""
+    chance = random.Random(f"{cell.id}")
+    settings = cell.settings
+    fedpsa = settings.strategy == "fedpsa"
+    level = {"fedpsa": 0.83, "fedbuff": 0.82, "ca2fl": 0.81}.get(settings.strategy, 0.78)
+    final = accuracy if accuracy is not None else level + chance.gauss(0, 0.01)
+    store.prepare(cell, {"cpu": "Abacus 1", "cores": 3, "engine": "local", "side_by_side": 2})
+    folder, end = store.path(cell), settings.virtual_days * DAY
+    lines: list[dict[str, Any]] = []
+    for step in range(41):
+        time = end * step / 40
+        value = final * (1 - math.exp(-6 * step / 40)) / (1 - math.exp(-6))
+        metrics = {"loss": 1.0, "accuracy": value + (chance.gauss(0, 0.01) if step < 40 else 0)}
+        lines.append({"event": "evaluate", "time": time, "where": "server", "metrics": metrics})
+        for _ in range(20 if fedpsa else 1):
+            gap = min(int(chance.expovariate(0.08)), 120)
+            kappa = max(-1.0, min(1.0, 0.95 - 0.004 * gap * (1 + step / 40) + chance.gauss(0, 0.1)))
+            metrics = {"train-seconds": 0.04, "align": 0.5 * kappa + chance.gauss(0.2, 0.2)}
+            lines.append(
+                {
+                    "event": "upload",
+                    "time": time,
+                    "staleness": gap,
+                    "metrics": metrics if settings.alignment_every else {"train-seconds": 0.04},
+                    "report": {"kappa": kappa} if fedpsa else {},
+                }
+            )
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (folder / "events.jsonl").write_text(text)
+    summary = {
+        "status": "completed",
+        "settings": settings.to_run_config(),
+        "accuracy": final,
+        "best_accuracy": final + 0.01,
+        "area_under_curve": 0.8 * final * settings.virtual_days,
+        "versions": 600,
+        "uploads": 3000,
+        "rejected": 0,
+        "mean_kappa": 0.9 if fedpsa else None,
+        "mean_staleness": 1.8,
+        "mean_effective_number": 4.9 if fedpsa else 5.0,
+        "bytes_up": 3000 * 32_000,
+        "bytes_down": 3010 * 33_000,
+        "server_seconds": 3.0 * (2.5 if fedpsa else 1.0),
+        "mean_train_seconds": 0.041,
+        "mean_sensitivity_seconds": 0.004 if fedpsa else None,
+        "uploads_per_second": 20.0,
+        "model_sha256": "0" * 64,
+        "packages": {"flwr": "1.0", "torch": "2.0"},
+        "python": "3.11.0",
+    }
+    (folder / "summary.json").write_text(json.dumps(summary))
+
+
+def finish_all(name: str, options: Options, store: CellStore) -> list[Cell]:
+    cells = EXPERIMENTS[name].cells(options)
+    for cell in {cell.id: cell for cell in cells}.values():
+        finish(cell, store)
+    return cells
+
+
+def row(method: str, alpha: float, seed: int, accuracy: float | None, **more: Any) -> Row:
+    """Return a row of a table of accuracies; None: the run failed."""
+    labels = {"method": method, "dataset": "fmnist", "alpha": alpha, "seed": seed}
+    scale = {"days": 10.0, "clients": 50, "partition": "client-dirichlet", "lr": 0.01}
+    scale |= {"local_epochs": 5, "batch_size": 64, "lr_decay_per": "version"}
+    if accuracy is None:
+        return Row(labels, f"{method}{alpha}{seed}", "failed", reason="no luck", scale=scale)
+    numbers = {"accuracy": accuracy, "late_accuracy": accuracy, **more}
+    return Row(labels, f"{method}{alpha}{seed}", "completed", scale=scale, numbers=numbers)
+
+
+ACCURACIES = Pivot(("dataset",), "method", "alpha", paper.accuracy)
+
+
+def lines_of(text: str, start: str) -> list[list[str]]:
+    return [
+        [part.strip() for part in line.strip("|").split("|")]
+        for line in text.splitlines()
+        if line.startswith(f"| {start}")
+    ]
+
+
+def test_a_table_by_hand() -> None:
+    rows = [
+        row("FedPSA", 0.1, 0, 0.84, mean_kappa=0.9, mean_effective_number=4.8),
+        row("FedPSA", 0.1, 1, 0.86, mean_kappa=0.7, mean_effective_number=4.6),
+        row("FedFa", 0.1, 0, 0.80),
+        row("FedFa", 0.1, 1, None),
+        row(CONTROL, 0.1, 0, 0.83),
+        row(CONTROL, 0.1, 1, 0.85),
+    ]
+    text = pivot_tables(rows, ACCURACIES)
+    fedpsa, against, behind = lines_of(text, "FedPSA")
+    # The paper: 83.84 for FedPSA and 82.19 for FedFa.
+    assert fedpsa == ["FedPSA", "**85.00 ± 1.41**", "83.84", "+1.16"]
+    assert against == ["FedPSA", "+1.00 ± 0.00"]
+    assert behind[:5] == ["FedPSA, α = 0.1", "2", "85.00 ± 1.41", "4.70", "0.800"]
+    assert lines_of(text, "FedFa")[:2] == [
+        ["FedFa", "80.00 (1 of 2)", "82.19", "−2.19"],
+        ["FedFa", "−3.00"],
+    ]
+    assert lines_of(text, CONTROL)[0] == [CONTROL, "84.00 ± 1.41", "–", "–"]
+    assert "above Uniform in 1 of 1 columns" in text
+
+
+def test_what_failed_or_is_missing_is_said() -> None:
+    rows = [row("FedPSA", 0.5, 0, None), row(CONTROL, 0.5, 0, 0.8)]
+    text = pivot_tables(rows, ACCURACIES)
+    assert lines_of(text, "FedPSA")[0] == ["FedPSA", "failed", "83.93", "–"]
+    assert "no pair of FedPSA and Uniform" in text
+
+
+def test_words_about_the_control_are_careful() -> None:
+    one = [row("FedPSA", 0.1, 0, 0.84), row(CONTROL, 0.1, 0, 0.83)]
+    assert "nobody can tell" in reading(one, ACCURACIES)
+    values = {"FedPSA": (0.84, 0.86, 0.85), CONTROL: (0.85, 0.84, 0.86)}
+    noisy = [row(m, 0.1, s, v) for m, found in values.items() for s, v in enumerate(found)]
+    assert reading(noisy, ACCURACIES).endswith("it is above in 0 and below in 0.")
+    clear = [row("FedPSA", 0.1, s, 0.80 + s / 1000) for s in range(3)]
+    clear += [row(CONTROL, 0.1, s, 0.83) for s in range(3)]
+    assert reading(clear, ACCURACIES).endswith("it is above in 0 and below in 1.")
+
+
+def test_areas_of_shorter_runs_stand_alone() -> None:
+    pivot = Pivot(
+        ("dataset",),
+        "method",
+        "alpha",
+        paper.area,
+        number="area_under_curve",
+        factor=1.0,
+        decimals=3,
+        grows=True,
+    )
+    whole = row("FedPSA", 0.1, 0, 0.6, area_under_curve=5.5)
+    labels = {**whole.labels, "dataset": "cifar10"}
+    whole = Row(**{**vars(whole), "labels": labels})
+    short = Row(**{**vars(whole), "scale": {**whole.scale, "days": 1.0}})
+    line = lines_of(pivot_tables([whole], pivot), "FedPSA")[0]
+    assert line == ["FedPSA", "5.500", "5.859", "−0.359"]
+    assert lines_of(pivot_tables([short], pivot), "FedPSA")[0] == ["FedPSA", "5.500"]
+
+
+def test_the_papers_numbers_are_found() -> None:
+    place = {"dataset": "cifar10", "alpha": 0.1}
+    assert paper.accuracy({"method": "FedPSA", **place}) == 61.83
+    assert paper.accuracy({"method": "FedPAC", "dataset": "fmnist", "alpha": 0.1}) is None
+    assert paper.accuracy({"method": "FedPSA", "dataset": "digits", "alpha": 0.1}) is None
+    assert paper.area({"method": "CA2FL", **place}) == 5.424
+    assert paper.ablation({"variant": "without T", "concurrency": 0.2, **place}) == 56.9
+    assert paper.calibration({"batch": "gaussian", "size": 128, **place}) == 63.24
+    labels = {"method": "FedBuff", "dataset": "cifar100", "times": "long-tail 50-2500"}
+    assert paper.heterogeneity(labels) == 29.89
+    assert paper.heterogeneity({**labels, "dataset": "fmnist"}) is None
+    assert paper.correlation("binned", "spearman") == 0.6833
+
+
+def test_curves_are_thinned_and_their_end_is_averaged() -> None:
+    curve = [(float(i), i / 100) for i in range(101)]
+    few = thinned(curve, 11)
+    assert (few[0], few[-1], len(few)) == (curve[0], curve[-1], 11)
+    assert late_mean(curve) == pytest.approx(0.95)
+    assert late_mean([(0.0, 0.1), (10.0, 0.5)]) == 0.5
+    assert late_mean([]) is None
+
+
+def test_rows_keep_what_a_run_left(tmp_path: Path) -> None:
+    store = CellStore(tmp_path)
+    (cell, *_) = EXPERIMENTS["figure-kappa"].cells(Options(seeds=(0,), days=1.0))
+    assert make_row(cell, store).status == "missing"
+    assert make_row(cell, store, "on fire").reason == "on fire"
+    finish(cell, store, accuracy=0.5)
+    made = make_row(cell, store, series="pairs")
+    assert made.number("accuracy") == 0.5
+    assert made.curve[-1] == [1.0, 0.5]
+    assert made.machine["cpu"] == "Abacus 1"
+    assert len(made.series["pairs"]) == 41 * 20
+    assert from_lines(to_lines([made])) == [made]
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_experiment_has_a_table_and_a_figure(name: str, tmp_path: Path) -> None:
+    store = CellStore(tmp_path / "cells")
+    cells = finish_all(name, Options(seeds=(0, 1), days=1.0, alphas=(0.1,)), store)
+    experiment = EXPERIMENTS[name]
+    folder = write_results(experiment, cells, store, tmp_path, command="make it", failures={})
+    files = sorted(path.name for path in folder.iterdir())
+    assert files == ["cells.jsonl", "figure.png", "figure.svg", "table.md"]
+    assert (folder / "figure.png").read_bytes().startswith(b"\x89PNG")
+    table = (folder / "table.md").read_text()
+    for part in (
+        "1 virtual days",
+        "50 clients",
+        "2 seeds (0, 1)",
+        "Abacus 1, 3 cores",
+        "`make it`",
+    ):
+        assert part in table
+    if name != "figure-kappa":
+        assert CONTROL in table
+    if name.startswith("table"):
+        assert "effective number" in table
+        assert "mean κ" in table
+
+
+@pytest.mark.parametrize("name", ["table-aulc", "figure-kappa"])
+def test_the_same_cells_give_the_same_bytes(name: str, tmp_path: Path) -> None:
+    store = CellStore(tmp_path / "cells")
+    cells = finish_all(name, Options(seeds=(0,), days=1.0, alphas=(0.1,)), store)
+    written = []
+    for out in (tmp_path / "once", tmp_path / "again"):
+        folder = write_results(EXPERIMENTS[name], cells, store, out, command="x", failures={})
+        written.append({path.name: path.read_bytes() for path in folder.iterdir()})
+    assert written[0] == written[1]
+
+
+@pytest.mark.parametrize("name", ["table-accuracy", *(n for n in EXPERIMENTS if "figure" in n)])
+def test_what_is_not_complete_is_shown_as_far_as_it_is(name: str, tmp_path: Path) -> None:
+    store, experiment = CellStore(tmp_path / "cells"), EXPERIMENTS[name]
+    cells = experiment.cells(Options(seeds=(0,), days=1.0, alphas=(0.1,)))
+    failures = {cells[0].id: "it\nbroke"}
+    folder = write_results(experiment, cells, store, tmp_path, command="x", failures=failures)
+    table = (folder / "table.md").read_text()
+    assert "0 of " in table
+    assert f"- `{cells[0].id}`: it broke" in table
+
+
+def test_correlations_of_made_up_pairs_are_in_the_table(tmp_path: Path) -> None:
+    labels = {"method": "FedPSA", "dataset": "digits", "alpha": 0.1, "seed": 0}
+    pairs = [[0.05, 0.1], [0.15, 0.2], [0.25, 0.3]]
+    scale = {"days": 1.0}
+    made = Row(labels, "id", "completed", scale=scale, series={"pairs": pairs})
+    text = bodies.kappa([made])
+    assert lines_of(text, "Pearson, single uploads")[0][1:] == ["1.000", "0.191", "+0.809"]
+    assert lines_of(text, "0.1 to 0.2")[0][1:] == ["1", "0.200"]
+
+
+class Checker(HTMLParser):
+    """Complains about elements that are not closed, and ids that occur twice."""
+
+    empty = frozenset({"meta", "br", "img", "link"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: set[str] = set()
+        self.texts: list[str] = []
+        self.links: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        if tag not in self.empty:
+            self.open.append(tag)
+        self._attributes(attrs)
+
+    def handle_startendtag(self, tag: str, attrs: Any) -> None:
+        self._attributes(attrs)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+    def _attributes(self, attrs: Any) -> None:
+        for key, value in attrs:
+            if key == "id":
+                assert value not in self.ids
+                self.ids.add(value)
+            if key in ("href", "src", "xlink:href"):
+                self.links.append(value)
+
+
+def test_the_report_is_one_valid_page_with_everything_in_it(tmp_path: Path) -> None:
+    out = tmp_path / "results"
+    with pytest.raises(RunFailed, match="no results"):
+        write_report(out)
+    store = CellStore(tmp_path / "cells")
+    for name in ("table-accuracy", "figure-kappa"):
+        cells = finish_all(name, Options(seeds=(0,), days=1.0), store)
+        write_results(EXPERIMENTS[name], cells, store, out, command="x < y", failures={})
+    (out / "figure-kappa" / "figure.svg").unlink()
+    assert cli.main(["report", "--out", str(out)]) == 0
+    page = (out / "index.html").read_text()
+    checker = Checker()
+    checker.feed(page)
+    checker.close()
+    assert not checker.open
+    text = " ".join(" ".join(checker.texts).split())
+    assert "This is not the paper’s scale" in text
+    assert "a single seed" in text
+    assert "x < y" in text
+    number = lines_of((out / "table-accuracy" / "table.md").read_text(), "FedAvg")[0][1]
+    assert f"<td>FedAvg</td><td>{number}</td>" in page
+    # Nothing is loaded from elsewhere, and what is linked to is there.
+    for link in checker.links:
+        assert link.startswith(("#", "data:image/png")), link
+        if link.startswith("#"):
+            assert link[1:] in checker.ids, link
+
+
+def test_markdown_is_escaped() -> None:
+    html = to_html(
+        "# left out\n\n## A & B\n\n**bold** `<code>`\n\n| a | b |\n|---|---:|\n| <i> | 1 ± 2 |"
+    )
+    assert "left out" not in html
+    assert "<h3>A &amp; B</h3>" in html
+    assert "<strong>bold</strong> <code>&lt;code&gt;</code>" in html
+    assert '<td>&lt;i&gt;</td><td>1 <span class="deviation">± 2</span></td>' in html
+
+
+def test_figures_share_a_page_without_sharing_ids() -> None:
+    svg = (
+        '<?xml?><svg width="10pt" height="5pt" viewBox="0 0 10 5"><g id="a"/><use href="#a"/></svg>'
+    )
+    assert inline_svg(svg, "one", 'say "x"') == (
+        '<svg role="img" aria-label="say &quot;x&quot;" style="max-width: 14px" viewBox="0 0 10 5">'
+        '<g id="one-a"/><use href="#one-a"/></svg>'
+    )
+
+
+def test_an_estimate_of_nothing_is_nothing() -> None:
+    assert not Estimate({})
+    assert Estimate({0: 1.0}).deviation is None
+    assert Estimate({0: 1.0, 1: 3.0}).standard_error == pytest.approx(1.0)

@@ -1,0 +1,133 @@
+"""The commands from end to end, on a dataset that takes moments."""
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from simulation import cli
+
+Alive = Callable[[], set[int]]
+
+REPOSITORY = Path(cli.__file__).parents[1]
+SMALL = ["--datasets", "digits", "--alphas", "0.5", "--seeds", "0"]
+
+
+def simulation(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "simulation", *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+@pytest.mark.engine
+def test_an_experiment_is_run_once(tmp_path: Path, marked: Alive) -> None:
+    command = ["reproduce", "table-accuracy", *SMALL, "--days", "0.005", "--jobs", "2"]
+    command += ["--methods", "FedPSA,Uniform"]
+    first = simulation(tmp_path, *command)
+    assert first.returncode == 0, first.stdout + first.stderr
+    assert first.stdout.count("started") == first.stdout.count("finished ") == 2
+    assert not marked()
+    results = tmp_path / "results" / "table-accuracy"
+    before = {path.name: path.read_bytes() for path in results.iterdir()}
+    rows = [json.loads(line) for line in before["cells.jsonl"].decode().splitlines()]
+    assert [row["labels"]["method"] for row in rows] == ["FedPSA", "Uniform"]
+    assert all(row["status"] == "completed" for row in rows)
+    assert rows[0]["numbers"]["mean_kappa"] > 0
+    assert "| FedPSA |" in before["table.md"].decode()
+    stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*.json")}
+
+    second = simulation(tmp_path, *command)
+    assert second.returncode == 0
+    assert "All 2 cells of table-accuracy are finished" in second.stdout
+    assert "started" not in second.stdout
+    assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
+    assert {path.name: path.read_bytes() for path in results.iterdir()} == before
+
+    report = simulation(tmp_path, "report")
+    assert report.returncode == 0, report.stderr
+    page = (tmp_path / "results" / "index.html").read_text()
+    assert "<td>Uniform</td>" in page
+    assert "This is not the paper" in page
+
+
+def wait_for(condition: Callable[[], object], process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 200
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.engine
+def test_an_interrupted_experiment_goes_on_where_it_stopped(tmp_path: Path, marked: Alive) -> None:
+    command = ["reproduce", "table-accuracy", *SMALL, "--methods", "Uniform", "--jobs", "1"]
+    command += ["--days", "0.15"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "simulation", *command],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # Whoever started the tests in the background may have had SIGINT ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+
+    def num_uploads() -> int:
+        return sum(
+            path.read_bytes().count(b'"event": "upload"')
+            for path in tmp_path.glob("runs/cells/*/events.jsonl")
+        )
+
+    wait_for(lambda: num_uploads() > 20, process)
+    os.kill(process.pid, signal.SIGINT)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, output + errors
+    assert "0 of 1 cells are finished" in output
+    assert "Traceback" not in errors
+    assert not marked()
+    (folder,) = tmp_path.glob("runs/cells/[0-9a-f]*")
+    assert json.loads((folder / "summary.json").read_text())["status"] == "stopped"
+    table = tmp_path / "results" / "table-accuracy" / "table.md"
+    assert "0 of 1 runs finished" in table.read_text()
+    kept = num_uploads()
+
+    again = simulation(tmp_path, *command)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert "continued" in again.stdout
+    assert "1 of 1 runs finished" in table.read_text()
+    assert not (folder / "checkpoints").exists()
+    # It went on: what happened before the interruption happened once.
+    sequences = [
+        event["sequence"]
+        for line in (folder / "events.jsonl").read_text().splitlines()
+        if (event := json.loads(line))["event"] == "upload"
+    ]
+    assert len(sequences) == len(set(sequences)) > kept
+
+
+def test_the_commands_of_the_page_exist() -> None:
+    text = (REPOSITORY / "docs" / "REPRODUCTION.md").read_text()
+    commands = [
+        line.split("  #")[0].strip()
+        for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
+        for line in block.replace("\\\n", " ").splitlines()
+        if line.strip()
+    ]
+    assert len(commands) > 5
+    for command in commands:
+        words = shlex.split(command)
+        assert words[:3] == [".venv/bin/python", "-m", "simulation"]
+        cli.build_parser().parse_args(words[3:])
