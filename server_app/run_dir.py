@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import logging
 import math
 import os
 import time
@@ -18,6 +20,8 @@ from flwr.app import ArrayRecord
 from safetensors.numpy import save
 
 from fedpsa_strategy.events import Event, event_from_dict
+
+log = logging.getLogger("flwr")
 
 
 class RunDir:
@@ -82,6 +86,9 @@ class RunDir:
 class EventLog:
     """Listener that appends every event as a line of JSON, each by a single write.
 
+    A full disk does not stop the run: what could not be written is kept and tried again with the
+    next event, and a line that got only half its way is cut off.
+
     Parameters
     ----------
     path : Path
@@ -97,13 +104,24 @@ class EventLog:
         self._file.truncate(keep)
         self.size = keep
         self._wall = wall
+        self._pending = b""
 
     def __call__(self, event: Event) -> None:
         """Append the event."""
         line = _plain(event.to_dict()) | {"wall": round(self._wall(), 3)}
-        data = json.dumps(line).encode() + b"\n"
-        self._file.write(data)
-        self.size += len(data)
+        failed_before = bool(self._pending)
+        self._pending += json.dumps(line).encode() + b"\n"
+        try:
+            written = self._file.write(self._pending)
+            if written != len(self._pending):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            self._file.truncate(self.size)
+            if not failed_before:
+                log.warning("events cannot be written, trying again: %s", error)
+            return
+        self.size += written
+        self._pending = b""
 
     def __enter__(self) -> EventLog:
         return self

@@ -218,8 +218,8 @@ def test_broken_and_dishonest_clients_never_touch_the_model(tmp_path):
     ]
     settings = config(
         tmp_path,
-        **WALL,
-        **{
+        **WALL
+        | {
             "num-clients": len(faults),
             "min-nodes": len(faults),
             "num-server-rounds": 4,

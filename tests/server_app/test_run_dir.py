@@ -63,6 +63,38 @@ def test_event_log_writes_one_json_line_per_event(tmp_path):
     assert lines[1]["metrics"] == {"loss": None}
 
 
+def test_a_full_disk_does_not_stop_the_event_log_and_leaves_no_half_line(tmp_path):
+    class FullDisk:
+        """A file that takes some bytes and then no more, as a disk that fills up does."""
+
+        def __init__(self, file):
+            self.file, self.room = file, 10**9
+
+        def write(self, data):
+            taken = self.file.write(data[: self.room])
+            self.room -= taken
+            if not taken:
+                raise OSError(28, "No space left on device")
+            return taken
+
+        def __getattr__(self, name):
+            return getattr(self.file, name)
+
+    path = tmp_path / "events.jsonl"
+    with EventLog(path, wall=lambda: 0.0) as log:
+        disk = log._file = FullDisk(log._file)
+        log(Waiting(time=1.0, reason="first"))
+        disk.room = 20
+        log(Waiting(time=2.0, reason="second"))
+        log(Waiting(time=3.0, reason="third"))
+        assert path.stat().st_size == log.size
+        assert len(path.read_text().splitlines()) == 1
+        disk.room = 10**9
+        log(Waiting(time=4.0, reason="fourth"))
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["reason"] for line in lines] == ["first", "second", "third", "fourth"]
+
+
 def test_model_hash_depends_on_values_shapes_and_names_but_not_on_order():
     same = ArrayRecord({key: arrays()[key] for key in ("n", "w")})
     assert model_sha256(arrays()) == model_sha256(same)
