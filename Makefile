@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 RUN := $(BIN)/python -m simulation
 
-.PHONY: help install install-dev run deploy-local test test-all test-latest lint types clean
+.PHONY: help install install-dev run deploy-local test test-all test-latest docker-up docker-down docker-test lint types clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -54,6 +54,15 @@ $(LATEST)/.installed: pyproject.toml
 
 test-latest: $(LATEST)/.installed  ## the engine tests on Flower 1.41, in an environment of its own
 	$(LATEST)/bin/python -m pytest tests/engines/test_engines.py tests/simulation -m engine
+
+docker-up:  ## SuperLink, NODES SuperNodes and a run in containers, with TLS and node keys
+	docker/up.sh $(NODES)
+
+docker-down:  ## end them; keys, data and state stay in volumes
+	cd docker && docker compose down
+
+docker-test: install-dev  ## build, run, check and tear down (skipped without a Docker engine)
+	$(BIN)/python -m pytest tests/docker -m docker
 
 clean:  ## remove .venv and caches (not runs/)
 	rm -rf $(VENV) .venv-latest .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -79,7 +79,7 @@ def _machine(row: Row) -> str:
     cores, jobs = found.get("cores", "?"), found.get("side_by_side", "?")
     return (
         f"{found.get('cpu', 'an unknown CPU')}, {cores} cores, engine {found.get('engine', '?')},"
-        f" {jobs} runs side by side"
+        f" up to {jobs} runs side by side"
     )
 
 

@@ -14,7 +14,7 @@ from simulation.experiments.cells import Cell
 SECONDS_PER_UPLOAD = {
     "digits": 0.02,
     "fmnist": 0.05,
-    "mnist": 7.0,
+    "mnist": 9.0,
     "cifar10": 8.0,
     "cifar100": 8.0,
 }

@@ -200,9 +200,7 @@ class Scheduler:
             if not running.resumed and running.watch.share > 0.01:
                 actual += running.watch.seconds
                 expected += running.expected * running.watch.share
-        if expected == 0:
-            return
-        factor = actual / expected
+        factor = actual / expected if expected else 1.0
         left = factor * sum(expected_seconds(cell, self._rates) for cell in self.state.waiting)
         for running in self.state.running:
             own = running.watch.seconds_left

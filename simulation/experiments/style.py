@@ -74,6 +74,10 @@ def render(draw: Draw, caption: str) -> tuple[bytes, bytes]:
         figure = Figure(layout="constrained")
         draw(figure)
         figure.supxlabel(caption, fontsize=6.5, x=0.01, ha="left", alpha=0.75)
+        # Once for both files: finding places for everything is half of the work.
+        if (layout := figure.get_layout_engine()) is not None:
+            layout.execute(figure)
+        figure.set_layout_engine("none")
         png, svg = BytesIO(), BytesIO()
         figure.savefig(png, format="png", dpi=150, facecolor="white")
         figure.savefig(svg, format="svg", transparent=True, metadata={"Date": None})

@@ -1,0 +1,1 @@
+"""What the containers run besides Flower's own commands."""

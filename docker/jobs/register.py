@@ -1,0 +1,47 @@
+"""Tell the SuperLink which nodes may connect: ``python -m jobs.register``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jobs.control import CommandFailed, connect, flwr
+
+# Flower's words for a key it has seen. One that was put out stays out.
+_KNOWN = "already in use"
+
+
+def register_nodes(public_dir: Path) -> int:
+    """Register every public key below a folder and return how many there are.
+
+    Parameters
+    ----------
+    public_dir : Path
+        Holds one folder for each node, named after it, with its ``node.pub``.
+    """
+    keys = sorted(public_dir.glob("*/node.pub"))
+    for path in keys:
+        name = path.parent.name
+        try:
+            answer = flwr("supernode", "register", str(path), "--name", name)
+        except CommandFailed as failure:
+            if _KNOWN not in str(failure).lower():
+                raise
+            print(f"The key of {name} is known already.")
+        else:
+            print(f"{name} is registered as node {answer['node-id']}.")
+    return len(keys)
+
+
+def main() -> None:
+    """Register the nodes of this deployment."""
+    connect()
+    try:
+        number = register_nodes(Path("/public"))
+    except CommandFailed as failure:
+        raise SystemExit(str(failure)) from None
+    if number == 0:
+        raise SystemExit("There is no public key to register.")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,427 @@
+"""What the deployment is made of, without an engine: jobs, compose files, pinned packages."""
+
+import os
+import re
+import shutil
+import ssl
+import stat
+import subprocess
+import sys
+import tomllib
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    load_ssh_private_key,
+    load_ssh_public_key,
+)
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[2]
+DOCKER = ROOT / "docker"
+sys.path.insert(0, str(DOCKER))
+
+from jobs import files, health, node_setup, register, tls  # noqa: E402
+from jobs import run as run_job  # noqa: E402
+from jobs.control import CommandFailed  # noqa: E402
+
+from simulation.app_config import default_run_config  # noqa: E402
+from simulation.errors import LaunchFailed  # noqa: E402
+from task.datasets import dataset_info  # noqa: E402
+from task.shards import client_shard, file_shard  # noqa: E402
+
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+
+
+def mode(path):
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+# --- Certificates and keys ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def folders(tmp_path):
+    names = [tmp_path / name for name in ("ca", "tls", "trust")]
+    for folder in names:
+        folder.mkdir()
+    return names
+
+
+def make(folders, names=tls.NAMES):
+    tls.ensure_certificates(*folders, list(names))
+    return x509.load_pem_x509_certificate((folders[1] / "server.pem").read_bytes())
+
+
+def test_private_keys_are_their_owners_alone(folders, tmp_path):
+    before = os.umask(0)
+    try:
+        make(folders)
+        node_setup.ensure_key(tmp_path, tmp_path)
+    finally:
+        os.umask(before)
+    for path in (folders[0] / "ca.key", folders[1] / "server.key", tmp_path / "node.key"):
+        assert mode(path) == 0o600
+        assert path.stat().st_uid == os.getuid()
+    assert mode(tmp_path / "node.pub") == 0o644
+
+
+def test_a_file_never_has_wider_permissions_and_leaves_nothing_behind(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "fsync", lambda descriptor: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        files.write_file(tmp_path / "key", b"secret", files.PRIVATE)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_certificate_names_the_superlink_and_is_the_authoritys(folders):
+    certificate = make(folders, [*tls.NAMES, "fl.example.org"])
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == [
+        "superlink",
+        "superlink-control",
+        "localhost",
+        "fl.example.org",
+    ]
+    assert [str(ip) for ip in names.get_values_for_type(x509.IPAddress)] == ["127.0.0.1", "::1"]
+    ca = x509.load_pem_x509_certificate((folders[2] / "ca.pem").read_bytes())
+    certificate.verify_directly_issued_by(ca)
+    assert certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca is False
+
+
+def handshake(server_folders, trust, name):
+    """Shake hands in memory; returns the client's error, if it has one."""
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(server_folders[1] / "server.pem", server_folders[1] / "server.key")
+    client = ssl.create_default_context(cafile=trust / "ca.pem")
+    client.verify_flags |= ssl.VERIFY_X509_STRICT
+    a, b, c, d = (ssl.MemoryBIO() for _ in range(4))
+    ends = [client.wrap_bio(a, b, server_hostname=name), server.wrap_bio(c, d, server_side=True)]
+    for _ in range(6):
+        for end in ends:
+            try:
+                end.do_handshake()
+            except ssl.SSLWantReadError:
+                pass
+            except ssl.SSLCertVerificationError as error:
+                return error
+            c.write(b.read())
+            a.write(d.read())
+    assert ends[0].version() == "TLSv1.3"
+    return None
+
+
+def test_a_client_trusts_this_authority_and_these_names_only(folders, tmp_path):
+    make(folders)
+    assert handshake(folders, folders[2], "superlink") is None
+    assert handshake(folders, folders[2], "localhost") is None
+    assert "mismatch" in str(handshake(folders, folders[2], "elsewhere"))
+    others = [tmp_path / "other" / name for name in ("ca", "tls", "trust")]
+    for folder in others:
+        folder.mkdir(parents=True)
+    make(others)
+    assert handshake(others, folders[2], "superlink") is not None
+
+
+def test_certificates_are_kept_while_they_are_good_and_fit(folders, monkeypatch):
+    first = make(folders)
+    assert make(folders) == first
+    renamed = make(folders, [*tls.NAMES, "fl.example.org"])
+    assert renamed != first
+    # In less than a month it expires.
+    monkeypatch.setattr(tls, "_SERVER_DAYS", 20)
+    make(folders)
+    short = make(folders)
+    monkeypatch.undo()
+    assert short.not_valid_after_utc < datetime.now(UTC) + timedelta(days=21)
+    assert make(folders).not_valid_after_utc > datetime.now(UTC) + timedelta(days=300)
+    # A new authority signs anew.
+    (folders[0] / "ca.key").unlink()
+    ca_before = (folders[2] / "ca.pem").read_bytes()
+    make(folders)
+    assert (folders[2] / "ca.pem").read_bytes() != ca_before
+    assert handshake(folders, folders[2], "superlink") is None
+
+
+def test_a_node_key_is_what_flower_takes_and_is_kept(tmp_path):
+    from flwr.cli.supernode.register import try_load_public_key
+
+    node_setup.ensure_key(tmp_path, tmp_path)
+    private = (tmp_path / "node.key").read_bytes()
+    key = load_ssh_private_key(private, password=None)
+    assert isinstance(key.curve, ec.SECP384R1)
+    assert load_ssh_public_key((tmp_path / "node.pub").read_bytes()) == key.public_key()
+    assert try_load_public_key(tmp_path / "node.pub")
+    (tmp_path / "node.pub").unlink()
+    node_setup.ensure_key(tmp_path, tmp_path)
+    assert (tmp_path / "node.key").read_bytes() == private
+    assert load_ssh_public_key((tmp_path / "node.pub").read_bytes()) == key.public_key()
+
+
+# --- Data --------------------------------------------------------------------------------------
+
+
+def test_demo_data_are_the_shards_that_a_simulation_has(tmp_path):
+    info = dataset_info("digits")
+    sizes = 0
+    for number in range(3):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        node_setup.ensure_demo_data(folder, number, 3)
+        mine = file_shard(folder / "data.npz", info)
+        theirs = client_shard(
+            "digits", partition_id=number, num_partitions=3, cache_dir=tmp_path / "cache"
+        )
+        assert (mine.x == theirs.x).all()
+        assert (mine.y == theirs.y).all()
+        sizes += len(mine)
+    assert sizes == 3 * (1617 // 3)
+
+
+def test_demo_data_follow_the_number_of_nodes_but_own_data_stay(tmp_path):
+    node_setup.ensure_demo_data(tmp_path, 0, 3)
+    with np.load(tmp_path / "data.npz") as data:
+        three = len(data["y"])
+    node_setup.ensure_demo_data(tmp_path, 0, 4)
+    with np.load(tmp_path / "data.npz") as data:
+        assert len(data["y"]) < three
+    np.savez(tmp_path / "data.npz", x=np.zeros((2, 1, 8, 8), np.uint8), y=np.array([1, 2]))
+    node_setup.ensure_demo_data(tmp_path, 0, 3)
+    with np.load(tmp_path / "data.npz") as data:
+        assert data["y"].tolist() == [1, 2]
+
+
+def test_the_demo_split_is_that_of_the_submitted_run():
+    defaults = default_run_config(ROOT)
+    config = {**defaults, **tomllib.loads((DOCKER / "run.toml").read_text())}
+    assert (config["dataset"], config["partition"]) == (node_setup._DATASET, node_setup._PARTITION)
+    assert config["dirichlet-alpha"] == node_setup._ALPHA
+    assert (config["test-fraction"], config["seed"]) == (
+        node_setup._TEST_FRACTION,
+        node_setup._SEED,
+    )
+
+
+# --- The jobs ----------------------------------------------------------------------------------
+
+
+def build(changes="", name="", settings=None):
+    settings = tomllib.loads((DOCKER / "run.toml").read_text()) if settings is None else settings
+    return run_job.build_run_config(
+        settings,
+        changes,
+        default_run_config(ROOT),
+        num_nodes=3,
+        runs_dir=Path("/runs"),
+        name=name,
+        now=NOW,
+    )
+
+
+def test_the_run_is_fedpsa_on_digits_by_the_wall_clock():
+    from server_app.settings import Settings
+
+    config = build()
+    assert (config["strategy"], config["dataset"], config["clock"]) == ("fedpsa", "digits", "wall")
+    assert config["num-clients"] == 3
+    assert config["run-dir"] == "/runs/20260102T030405Z-fedpsa-digits"
+    Settings.from_run_config({**default_run_config(ROOT), **config})
+
+
+def test_run_config_changes_single_values_in_their_types():
+    config = build("strategy=fedbuff lr=1 'data-dir=/a b' resume=true num-server-rounds=2", "mine")
+    assert config["strategy"] == "fedbuff"
+    assert isinstance(config["lr"], float)
+    assert (config["data-dir"], config["resume"]) == ("/a b", "true")
+    assert config["num-server-rounds"] == 2
+    assert config["run-dir"] == "/runs/mine"
+
+
+@pytest.mark.parametrize(
+    ("changes", "name", "text"),
+    [
+        ("learning-rate=1", "", "no run-config key 'learning-rate'"),
+        ("lr", "", "key=value"),
+        ("", "../elsewhere", "plain folder name"),
+        ("", "..", "plain folder name"),
+    ],
+)
+def test_impossible_runs_are_refused(changes, name, text):
+    with pytest.raises(LaunchFailed, match=re.escape(text)):
+        build(changes, name)
+
+
+def test_an_earlier_runs_summary_is_not_this_runs(tmp_path):
+    path = tmp_path / "summary.json"
+    assert run_job.read_summary(tmp_path, None) is None
+    path.write_text('{"status": "completed"}')
+    before = run_job.fingerprint(path)
+    assert run_job.read_summary(tmp_path, before) is None
+    other = tmp_path / "new.json"
+    other.write_text('{"status": "failed"}')
+    other.replace(path)
+    assert run_job.read_summary(tmp_path, before) == {"status": "failed"}
+
+
+def test_a_key_that_is_registered_already_is_no_failure(tmp_path, monkeypatch):
+    for name in ("node-1", "node-2"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "node.pub").write_text("key")
+    answers = iter([{"node-id": 7}, CommandFailed("`flwr` failed: Public key already in use.")])
+
+    def fake(*arguments):
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(register, "flwr", fake)
+    assert register.register_nodes(tmp_path) == 2
+    monkeypatch.setattr(register, "flwr", lambda *_: (_ for _ in ()).throw(CommandFailed("down")))
+    with pytest.raises(CommandFailed, match="down"):
+        register.register_nodes(tmp_path)
+
+
+def test_a_node_is_healthy_only_with_an_open_connection():
+    head = "  sl  local_address rem_address   st\n"
+    row = "   0: 040013AC:C138 020013AC:2384 {} 00000000:00000000\n"
+    assert health.connected_to(9092, head + row.format("01"))
+    assert not health.connected_to(9092, head + row.format("06"))
+    assert not health.connected_to(8000, head + row.format("01"))
+    assert not health.connected_to(9092, head)
+
+
+# --- Compose files -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def generate(tmp_path):
+    """Run generate.sh on a copy of the folder."""
+    copy = tmp_path / "docker"
+    shutil.copytree(DOCKER, copy, ignore=shutil.ignore_patterns("wheels", "runs", ".env"))
+
+    def run(nodes, **variables):
+        clean = {"PATH": os.environ["PATH"], **variables}
+        subprocess.run(
+            ["bash", copy / "generate.sh", str(nodes)], env=clean, check=True, capture_output=True
+        )
+        lines = (copy / ".env").read_text().splitlines()
+        env = dict(line.split("=", 1) for line in lines if not line.startswith("#"))
+        return yaml.safe_load((copy / "compose.nodes.yaml").read_text()), env
+
+    return run
+
+
+def test_each_node_has_a_key_and_data_that_no_other_service_sees(generate):
+    model, env = generate(5)
+    assert env["NODES"] == "5"
+    services = model["services"]
+    assert len([name for name in services if re.fullmatch(r"node-\d+", name)]) == 5
+    for kind in ("key", "data"):
+        for number in range(1, 6):
+            volume = f"node-{number}-{kind}"
+            users = {
+                name: entry
+                for name, service in services.items()
+                for entry in service["volumes"]
+                if entry.split(":")[0] == volume
+            }
+            assert set(users) == {f"node-{number}", f"node-{number}-setup"}
+            assert users[f"node-{number}"].endswith(":ro")
+    partitions = [services[f"node-{i}"]["environment"]["PARTITION_ID"] for i in range(1, 6)]
+    assert partitions == ["0", "1", "2", "3", "4"]
+    # The authority's key is mounted by the job that signs, alone.
+    base = yaml.safe_load((DOCKER / "compose.yaml").read_text())["services"]
+    owners = [
+        name
+        for name, service in base.items()
+        if any(str(entry).startswith("ca:") for entry in service.get("volumes", []))
+    ]
+    assert owners == ["tls"]
+
+
+def test_generate_takes_options_and_refuses_nonsense(generate):
+    model, env = generate(2, GPU="1", WHEELS_DIR="/mnt/w", BASE_IMAGE="python:3.12-slim")
+    assert model["services"]["node-2"]["extends"]["file"] == "compose.gpu.yaml"
+    assert env["COMPOSE_FILE"] == "compose.yaml:compose.nodes.yaml:compose.wheels.yaml"
+    assert env["BASE_IMAGE"] == "'python:3.12-slim'"
+    assert env["APP_UID"] != "0"
+    for nonsense in ("0", "-1", "many"):
+        with pytest.raises(subprocess.CalledProcessError):
+            generate(nonsense)
+
+
+def test_containers_are_locked_down_and_publish_nothing():
+    common = yaml.safe_load((DOCKER / "compose.common.yaml").read_text())["services"]["fedpsa"]
+    assert common["read_only"] is True
+    assert common["cap_drop"] == ["ALL"]
+    assert common["security_opt"] == ["no-new-privileges:true"]
+    model = yaml.safe_load((DOCKER / "compose.yaml").read_text())
+    assert all(network["internal"] for network in model["networks"].values())
+    nodes = yaml.safe_load((DOCKER / "compose.node.yaml").read_text())["services"]
+    for name, service in {**model["services"], **nodes}.items():
+        assert "ports" not in service, name
+        assert service["extends"] == {"file": "compose.common.yaml", "service": "fedpsa"}, name
+    command = model["services"]["superlink"]["command"]
+    assert "--enable-supernode-auth" in command
+    assert not [word for word in command if "insecure" in word]
+    assert nodes["supernode"]["networks"] == ["fleet"]
+
+
+# --- Packages ----------------------------------------------------------------------------------
+
+
+def test_the_image_has_what_the_project_asks_for():
+    pins = {}
+    for line in (DOCKER / "requirements.txt").read_text().splitlines():
+        if line and not line.startswith("#"):
+            name, version = line.split("==")
+            pins[canonicalize_name(name)] = version
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for text in project["dependencies"]:
+        requirement = Requirement(text)
+        name = canonicalize_name(requirement.name)
+        if name == "ray":
+            assert name not in pins
+            continue
+        assert requirement.specifier.contains(pins[name]), text
+
+
+def test_secrets_and_generated_files_stay_out_of_git_and_image():
+    import pathspec
+
+    ignored = pathspec.GitIgnoreSpec.from_lines((DOCKER / ".gitignore").read_text().splitlines())
+    for name in (".env", "compose.nodes.yaml", "runs/x/summary.json", "a/node.key", "ca.pem"):
+        assert ignored.match_file(name), name
+    for name in ("compose.yaml", "Dockerfile", "jobs/tls.py"):
+        assert not ignored.match_file(name), name
+    allowed = (DOCKER / "Dockerfile.dockerignore").read_text().splitlines()
+    assert "*" in allowed
+    assert not [line for line in allowed if line.startswith("!") and "runs" in line]
+
+
+@pytest.mark.skipif(
+    not (shutil.which("openssl") and shutil.which("ssh-keygen")),
+    reason="needs openssl and ssh-keygen",
+)
+def test_the_recipe_in_the_docs_makes_what_flower_takes(tmp_path):
+    from flwr.cli.supernode.register import try_load_public_key
+
+    blocks = re.findall(r"```sh\n(.*?)```", (ROOT / "docs" / "SECURITY.md").read_text(), re.DOTALL)
+    recipes = [block for block in blocks if "openssl" in block or "ssh-keygen" in block]
+    assert len(recipes) == 2
+    for recipe in recipes:
+        subprocess.run(["bash", "-euo", "pipefail", "-c", recipe], cwd=tmp_path, check=True)
+    for name in ("ca.key", "server.key", "node.key"):
+        assert mode(tmp_path / name) == 0o600
+    assert handshake([tmp_path, tmp_path], tmp_path, "fl.example.org") is None
+    assert isinstance(
+        load_ssh_private_key((tmp_path / "node.key").read_bytes(), password=None).curve,
+        ec.SECP384R1,
+    )
+    assert try_load_public_key(tmp_path / "node.key.pub")
