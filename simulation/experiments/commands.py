@@ -179,9 +179,10 @@ def reproduce(arguments: argparse.Namespace) -> int:
         try:
             failures = scheduler.run()
         except (KeyboardInterrupt, SystemExit):
+            print("\nAll runs have ended; writing what there is.", flush=True)
             folder = write(failures=state.failed)
             print(
-                f"\n{state.done} of {state.total} cells are finished; {folder} shows them. The same"
+                f"{state.done} of {state.total} cells are finished; {folder} shows them. The same"
                 " command goes on from here.",
                 flush=True,
             )
@@ -211,7 +212,8 @@ def list_experiments(arguments: argparse.Namespace) -> int:
             continue
         missing = [cell for cell in unique.values() if store.finished(cell) is None]
         rates = measured_seconds(store.rates(list(unique.values())))
-        seconds = sum(expected_seconds(cell, rates) for cell in missing) / jobs
+        each = [expected_seconds(cell, rates) for cell in missing]
+        seconds = max([sum(each) / jobs, *each])
         left = f"~ {in_words(seconds)}" if missing else "–"
         done = len(unique) - len(missing)
         print(line(experiment.name, len(unique), done, left, experiment.summary))

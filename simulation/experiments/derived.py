@@ -64,6 +64,8 @@ def correlations(row: Row) -> dict[tuple[str, str], float | None]:
     pairs = row.series.get("pairs", [])
     bins = binned(pairs)
     raw = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    # Two points always lie on a line.
+    bins = bins if len(bins) > 2 else []
     means = [centre for centre, _, _ in bins], [mean for _, mean, _ in bins]
     return {
         ("raw", "pearson"): pearson(*raw),

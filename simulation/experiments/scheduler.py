@@ -201,11 +201,13 @@ class Scheduler:
                 actual += running.watch.seconds
                 expected += running.expected * running.watch.share
         factor = actual / expected if expected else 1.0
-        left = factor * sum(expected_seconds(cell, self._rates) for cell in self.state.waiting)
+        left = [factor * expected_seconds(cell, self._rates) for cell in self.state.waiting]
         for running in self.state.running:
             own = running.watch.seconds_left
-            left += factor * running.expected * (1 - running.watch.share) if own is None else own
-        self.state.seconds_left = left / self.jobs
+            rest = factor * running.expected * (1 - running.watch.share)
+            left.append(rest if own is None else own)
+        # Not shorter than the longest, however many could run beside it.
+        self.state.seconds_left = max(sum(left) / self.jobs, *left) if left else 0.0
 
     def _end_all(self) -> None:
         """Ask all runs to end and wait for their checkpoints; the group ends what remains."""

@@ -261,7 +261,10 @@ def test_correlations_of_made_up_pairs_are_in_the_table(tmp_path: Path) -> None:
     made = Row(labels, "id", "completed", scale=scale, series={"pairs": pairs})
     text = bodies.kappa([made])
     assert lines_of(text, "Pearson, single uploads")[0][1:] == ["1.000", "0.191", "+0.809"]
+    assert lines_of(text, "Spearman, bins")[0][1:] == ["1.000", "0.683", "+0.317"]
     assert lines_of(text, "0.1 to 0.2")[0][1:] == ["1", "0.200"]
+    few = Row(labels, "id", "completed", scale=scale, series={"pairs": pairs[:2]})
+    assert lines_of(bodies.kappa([few]), "Pearson, bins")[0][1:] == ["–", "0.762", "–"]
 
 
 class Checker(HTMLParser):

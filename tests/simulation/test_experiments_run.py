@@ -21,24 +21,19 @@ REPOSITORY = Path(cli.__file__).parents[1]
 SMALL = ["--datasets", "digits", "--alphas", "0.5", "--seeds", "0"]
 
 
-def simulation(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "simulation", *arguments],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-
-
 @pytest.mark.engine
-def test_an_experiment_is_run_once(tmp_path: Path, marked: Alive) -> None:
+def test_an_experiment_is_run_once(
+    tmp_path: Path,
+    marked: Alive,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
     command = ["reproduce", "table-accuracy", *SMALL, "--days", "0.005", "--jobs", "2"]
     command += ["--methods", "FedPSA,Uniform"]
-    first = simulation(tmp_path, *command)
-    assert first.returncode == 0, first.stdout + first.stderr
-    assert first.stdout.count("started") == first.stdout.count("finished ") == 2
+    assert cli.main(command) == 0
+    output = capsys.readouterr().out
+    assert output.count("started") == output.count("finished ") == 2
     assert not marked()
     results = tmp_path / "results" / "table-accuracy"
     before = {path.name: path.read_bytes() for path in results.iterdir()}
@@ -49,15 +44,14 @@ def test_an_experiment_is_run_once(tmp_path: Path, marked: Alive) -> None:
     assert "| FedPSA |" in before["table.md"].decode()
     stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*.json")}
 
-    second = simulation(tmp_path, *command)
-    assert second.returncode == 0
-    assert "All 2 cells of table-accuracy are finished" in second.stdout
-    assert "started" not in second.stdout
+    assert cli.main(command) == 0
+    output = capsys.readouterr().out
+    assert "All 2 cells of table-accuracy are finished" in output
+    assert "started" not in output
     assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
     assert {path.name: path.read_bytes() for path in results.iterdir()} == before
 
-    report = simulation(tmp_path, "report")
-    assert report.returncode == 0, report.stderr
+    assert cli.main(["report"]) == 0
     page = (tmp_path / "results" / "index.html").read_text()
     assert "<td>Uniform</td>" in page
     assert "This is not the paper" in page
@@ -72,7 +66,13 @@ def wait_for(condition: Callable[[], object], process: subprocess.Popen[str]) ->
 
 
 @pytest.mark.engine
-def test_an_interrupted_experiment_goes_on_where_it_stopped(tmp_path: Path, marked: Alive) -> None:
+def test_an_interrupted_experiment_goes_on_where_it_stopped(
+    tmp_path: Path,
+    marked: Alive,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
     command = ["reproduce", "table-accuracy", *SMALL, "--methods", "Uniform", "--jobs", "1"]
     command += ["--days", "0.15"]
     process = subprocess.Popen(
@@ -104,9 +104,8 @@ def test_an_interrupted_experiment_goes_on_where_it_stopped(tmp_path: Path, mark
     assert "0 of 1 runs finished" in table.read_text()
     kept = num_uploads()
 
-    again = simulation(tmp_path, *command)
-    assert again.returncode == 0, again.stdout + again.stderr
-    assert "continued" in again.stdout
+    assert cli.main(command) == 0
+    assert "continued" in capsys.readouterr().out
     assert "1 of 1 runs finished" in table.read_text()
     assert not (folder / "checkpoints").exists()
     # It went on: what happened before the interruption happened once.
