@@ -377,8 +377,9 @@ def test_a_superlink_that_is_killed_comes_back_and_the_run_goes_on(finished):
     version = it.summary(run)["versions"]
     it.compose("up", "--detach", "--no-deps", "run", RUN_NAME=run, RUN_CONFIG=f"{config}1000")
     wait_for("a version", lambda: it.events(run, "aggregate")[-1]["version"] > version)
-    kill = "grep -la bin/flower-superlink /proc/[0-9]*/cmdline | grep -vx /proc/1/cmdline"
-    it.execute("superlink", "sh", "-c", f"kill -9 $({kill} | cut -d/ -f3)", check=False)
+    # The SuperLink is the first child of the container's init. `docker kill` would be taken for the
+    # wish to stop it, and it would stay down.
+    it.execute("superlink", "sh", "-c", "kill -9 $(cut -d' ' -f1 /proc/1/task/1/children)")
 
     # The job notices that the run died with its server, and says how to go on.
     code = it.shell("docker", "wait", it.container("run")).stdout.strip()
