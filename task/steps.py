@@ -1,4 +1,4 @@
-"""One step of stochastic gradient descent, eager or compiled.
+"""Steps of stochastic gradient descent, eager or compiled.
 
 For the loss F of a batch, the start x₀ of the local training and a proximal weight ρ, a step is
 
@@ -19,7 +19,12 @@ STEPS = ("eager", "compiled")
 # all datasets needs a few dozen. Beyond the limit torch raises an error (see fullgraph below).
 _MOST_COMPILED_VARIANTS = 64
 
-Step = Callable[[Tensor, Tensor], Tensor]
+# A call of compiled code costs about as much as two steps of a small model. So such a model takes
+# several steps in a call, which a large one would only take longer to compile for.
+_STEPS_PER_CALL = 8
+_SMALL_MODEL = 2**17
+
+Epoch = Callable[[Tensor, Tensor], Tensor]
 LossFn = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -39,14 +44,18 @@ def batch_loss(loss_fn: LossFn | None, outputs: Tensor, targets: Tensor) -> Tens
     return loss_fn(outputs, targets).mean()
 
 
-def make_step(
+def make_epoch(
     kind: str,
     model: nn.Module,
+    batch_size: int,
     learning_rate: float,
     proximal: float,
     loss_fn: LossFn | None = None,
-) -> Step:
-    """Return a function that takes a batch, updates the model and returns the batch's loss.
+) -> Epoch:
+    """Return a function that takes an epoch's inputs and targets, in the order of their batches.
+
+    It takes one step per batch, the last, shorter one included, which updates the model, and
+    returns the batches' losses.
 
     Parameters
     ----------
@@ -55,25 +64,31 @@ def make_step(
         thousandth of the way the parameters move.
     model : nn.Module
         The model; its parameters now are the start x₀ of the proximal term.
+    batch_size : int
+        Samples per step.
     learning_rate : float
         The rate η.
     proximal : float
-        The weight ρ; 0 leaves the term out. The loss returned is that of the data alone.
+        The weight ρ; 0 leaves the term out. The losses returned are those of the data alone.
     loss_fn : Callable[[Tensor, Tensor], Tensor] | None (default: None)
         Loss per sample; None is cross-entropy.
     """
     if kind == "eager":
-        return _eager_step(model, learning_rate, proximal, loss_fn)
+        return _eager_epoch(model, batch_size, learning_rate, proximal, loss_fn)
     if kind == "compiled":
-        return _compiled_step(model, learning_rate, proximal, loss_fn)
+        return _compiled_epoch(model, batch_size, learning_rate, proximal, loss_fn)
     raise ValueError(f"unknown step {kind!r}; choose from {', '.join(STEPS)}")
 
 
-def _eager_step(
-    model: nn.Module, learning_rate: float, proximal: float, loss_fn: LossFn | None
-) -> Step:
+def _eager_epoch(
+    model: nn.Module,
+    batch_size: int,
+    learning_rate: float,
+    proximal: float,
+    loss_fn: LossFn | None,
+) -> Epoch:
     parameters = trainable(model)
-    start = [parameter.detach().clone() for parameter in parameters] if proximal else []
+    start = _start(parameters, proximal)
 
     def step(x: Tensor, y: Tensor) -> Tensor:
         loss = batch_loss(loss_fn, model(x), y)
@@ -85,51 +100,70 @@ def _eager_step(
             torch._foreach_add_(parameters, gradients, alpha=-learning_rate)
         return loss.detach()
 
-    return step
+    def epoch(inputs: Tensor, targets: Tensor) -> Tensor:
+        batches = zip(inputs.split(batch_size), targets.split(batch_size), strict=True)
+        return torch.stack([step(x, y) for x, y in batches])
+
+    return epoch
 
 
-def _whole_step(
+def _start(parameters: Sequence[Tensor], proximal: float) -> list[Tensor]:
+    return [parameter.detach().clone() for parameter in parameters] if proximal else []
+
+
+def _whole_steps(
     model: nn.Module,
-    x: Tensor,
-    y: Tensor,
+    inputs: Tensor,
+    targets: Tensor,
+    batch_size: int,
     learning_rate: Tensor,
     proximal: Tensor,
     start: Sequence[Tensor],
     loss_fn: LossFn | None,
 ) -> Tensor:
-    """Do the same as the eager step, in the form in which it compiles into a single graph."""
+    """Do the same as eager steps, in the form in which they compile into a single graph."""
     parameters = trainable(model)
-    loss = batch_loss(loss_fn, model(x), y)
-    gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
-    with torch.no_grad():
-        for index, parameter in enumerate(parameters):
-            gradient = gradients[index]
-            if start:
-                gradient = gradient + proximal * (parameter - start[index])
-            parameter.sub_(learning_rate * gradient)
-    return loss.detach()
+    losses = []
+    for x, y in zip(inputs.split(batch_size), targets.split(batch_size), strict=True):
+        loss = batch_loss(loss_fn, model(x), y)
+        gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
+        with torch.no_grad():
+            for index, parameter in enumerate(parameters):
+                gradient = gradients[index]
+                if start:
+                    gradient = gradient + proximal * (parameter - start[index])
+                parameter.sub_(learning_rate * gradient)
+        losses.append(loss.detach())
+    return torch.stack(losses)
 
 
 @cache
 def _compiled() -> Callable[..., Tensor]:
     # The model is an argument: torch guards its structure, not its identity, so that all models of
     # one architecture share the compiled code. fullgraph, else parts could silently run eagerly.
-    return torch.compile(_whole_step, fullgraph=True, dynamic=False)
+    return torch.compile(_whole_steps, fullgraph=True, dynamic=False)
 
 
-def _compiled_step(
-    model: nn.Module, learning_rate: float, proximal: float, loss_fn: LossFn | None
-) -> Step:
+def _compiled_epoch(
+    model: nn.Module,
+    batch_size: int,
+    learning_rate: float,
+    proximal: float,
+    loss_fn: LossFn | None,
+) -> Epoch:
     device = next(model.parameters()).device
-    start = [parameter.detach().clone() for parameter in trainable(model)] if proximal else []
+    parameters = trainable(model)
+    start = _start(parameters, proximal)
     # As tensors, because a changed Python number would mean compiling anew.
     rate = torch.tensor(learning_rate, device=device)
     weight = torch.tensor(proximal, device=device)
     compiled = _compiled()
+    small = sum(parameter.numel() for parameter in parameters) <= _SMALL_MODEL
+    group = batch_size * _STEPS_PER_CALL if small else batch_size
 
-    def step(x: Tensor, y: Tensor) -> Tensor:
+    def steps(inputs: Tensor, targets: Tensor) -> Tensor:
         try:
-            return compiled(model, x, y, rate, weight, start, loss_fn)
+            return compiled(model, inputs, targets, batch_size, rate, weight, start, loss_fn)
         except Exception as error:
             if not _from_compiler(error):
                 raise
@@ -139,7 +173,17 @@ def _compiled_step(
                 f"torch says: {type(error).__name__}: {error}"
             ) from error
 
-    return step
+    def epoch(inputs: Tensor, targets: Tensor) -> Tensor:
+        grouped = len(inputs) // group * group
+        losses = [
+            steps(x, y)
+            for size, part in ((group, slice(grouped)), (batch_size, slice(grouped, None)))
+            for x, y in zip(inputs[part].split(size), targets[part].split(size), strict=True)
+            if len(x)
+        ]
+        return torch.cat(losses)
+
+    return epoch
 
 
 def _from_compiler(error: Exception) -> bool:

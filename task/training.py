@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from task.hardware import resolve_device, set_threads
-from task.steps import CompiledStepError, LossFn, compiler_settings, make_step
+from task.steps import CompiledStepError, LossFn, compiler_settings, make_epoch
 from task.tensors import Shard
 
 __all__ = ["CompiledStepError", "evaluate", "resolve_device", "set_threads", "train"]
@@ -70,17 +70,12 @@ def train(
     order = torch.Generator().manual_seed(seed)
     losses: list[Tensor] = []
     with _mode(model, training=True), _own_random_state(place, seed), compiler_settings(step):
-        take_step = make_step(step, model, lr, proximal, loss_fn)
+        epoch = make_epoch(step, model, batch_size, lr, proximal, loss_fn)
         for _ in range(epochs):
             permutation = torch.randperm(len(shard), generator=order).to(place)
             inputs = _in_layout_of(model, x.index_select(0, permutation))
-            batches = zip(
-                torch.split(inputs, batch_size),
-                torch.split(y.index_select(0, permutation), batch_size),
-                strict=True,
-            )
-            losses.extend(take_step(*batch) for batch in batches)
-    return float(torch.stack(losses).double().mean())
+            losses.append(epoch(inputs, y.index_select(0, permutation)))
+    return float(torch.cat(losses).double().mean())
 
 
 def evaluate(
