@@ -6,11 +6,15 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from torch import Tensor, nn
 
 from fedpsa_strategy.fedpsa import CALIBRATION_KEY
 from fedpsa_strategy.probe import LossFn, Probe
+from fedpsa_strategy.update_dtype import UPDATE_DTYPE_KEY, check_update_dtype
+
+_HALVES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 def make_reply(
@@ -26,8 +30,9 @@ def make_reply(
 ) -> Message:
     """Return the reply to a train message.
 
-    It carries Δ (new values for integer buffers) and, when the message asks for one, the sketch of
-    the model that the server will reconstruct, which is w + Δ as it travels.
+    It carries Δ (new values for integer buffers) in the number format that the message asks for
+    and, when it asks for one, the sketch of the model that the server will reconstruct, which is
+    w + Δ as it travels.
 
     Parameters
     ----------
@@ -48,7 +53,10 @@ def make_reply(
     """
     config = message.content.config_records[config_key]
     before = message.content.array_records[arrays_key].to_torch_state_dict()
-    delta = _difference(before, model.state_dict())
+    delta = _rounded(
+        _difference(before, model.state_dict()),
+        check_update_dtype(config.get(UPDATE_DTYPE_KEY, "float32")),
+    )
     record = MetricRecord({**(metrics or {}), "num-examples": num_examples})
     if "sketch-dim" in config:
         started = time.perf_counter()
@@ -58,7 +66,7 @@ def make_reply(
         model.load_state_dict(_sum(before, delta))
         record["sketch"] = probe(model)
         record["sensitivity-seconds"] = time.perf_counter() - started
-    content = RecordDict({arrays_key: ArrayRecord(delta), "metrics": record})
+    content = RecordDict({arrays_key: ArrayRecord(_as_sent(delta)), "metrics": record})
     return Message(content, reply_to=message)
 
 
@@ -66,6 +74,24 @@ def _difference(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> di
     return {
         key: value.detach().cpu() - before[key] if value.is_floating_point() else value.detach()
         for key, value in after.items()
+    }
+
+
+def _rounded(delta: dict[str, Tensor], update_dtype: str) -> dict[str, Tensor]:
+    """Return an update in the number format in which it travels; what does not fit becomes Inf."""
+    if update_dtype not in _HALVES:
+        return delta
+    dtype = _HALVES[update_dtype]
+    return {
+        key: value.to(dtype) if value.is_floating_point() else value for key, value in delta.items()
+    }
+
+
+def _as_sent(delta: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return an update in dtypes that NumPy knows."""
+    return {
+        key: value.view(torch.uint16) if value.dtype == torch.bfloat16 else value
+        for key, value in delta.items()
     }
 
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from fedpsa_strategy.errors import InvalidReplyError
 from fedpsa_strategy.rules.base import Vector
+from fedpsa_strategy.update_dtype import decode, wire_dtype
 
 Integers = Mapping[str, NDArray[Any]]
 
@@ -103,8 +104,17 @@ class Layout:
             raise ValueError(f"array {key!r} is not a float array")
         return span
 
-    def read(self, arrays: Mapping[str, Array]) -> tuple[Vector, Integers]:
+    def read(
+        self, arrays: Mapping[str, Array], update_dtype: str = "float32"
+    ) -> tuple[Vector, Integers]:
         """Return the flat vector and the integer buffers of `arrays`.
+
+        Parameters
+        ----------
+        arrays : Mapping[str, Array]
+            A model, or an update of one.
+        update_dtype : str (default: "float32")
+            In which format its floats travelled; "float32" means in the model's own dtypes.
 
         Raises
         ------
@@ -118,11 +128,13 @@ class Layout:
         vector = np.empty(self.size, dtype=self.dtype)
         integers: dict[str, NDArray[Any]] = {}
         for key, entry in self._entries.items():
-            values = read_array(arrays[key], f"arrays[{key!r}]", entry.dtype, entry.shape)
+            is_float = entry.span is not None
+            dtype = wire_dtype(update_dtype, entry.dtype) if is_float else entry.dtype
+            values = read_array(arrays[key], f"arrays[{key!r}]", dtype, entry.shape)
             if entry.span is None:
                 integers[key] = values.copy()
             else:
-                vector[entry.span] = values.reshape(-1)
+                decode(values.reshape(-1), update_dtype, vector[entry.span])
         return vector, integers
 
     def write(self, vector: Vector, integers: Integers) -> ArrayRecord:

@@ -33,7 +33,12 @@ class TrainReply:
 
 
 def read_train_reply(
-    reply: Message, layout: Layout, *, arrays_key: str = "arrays", weight_key: str = "num-examples"
+    reply: Message,
+    layout: Layout,
+    *,
+    arrays_key: str = "arrays",
+    weight_key: str = "num-examples",
+    update_dtype: str = "float32",
 ) -> TrainReply:
     """Return the update in a reply.
 
@@ -44,15 +49,17 @@ def read_train_reply(
     """
     content = _content(reply)
     arrays = _record(content, arrays_key, ArrayRecord)
+    delta, integers = layout.read(arrays, update_dtype)
+    # One pass serves twice: a sum of squares is finite only if every entry is.
+    norm = squared_norm(delta[: layout.num_trainable])
+    if not math.isfinite(norm + squared_norm(delta[layout.num_trainable :])):
+        hint = " (float16 ends at 65504: try bfloat16)" if update_dtype == "float16" else ""
+        raise InvalidReplyError(f"arrays contain NaN, Inf or numbers too large to square{hint}")
+    # After the arrays: if those are not finite, the metrics made from them are not to blame.
     metrics = _metrics(content)
     num_examples = metrics.get(weight_key)
     if not isinstance(num_examples, int | float) or not num_examples > 0:
         raise InvalidReplyError(f"metrics[{weight_key!r}] is {num_examples!r}, need a number > 0")
-    delta, integers = layout.read(arrays)
-    # One pass serves twice: a sum of squares is finite only if every entry is.
-    norm = squared_norm(delta[: layout.num_trainable])
-    if not math.isfinite(norm + squared_norm(delta[layout.num_trainable :])):
-        raise InvalidReplyError("arrays contain NaN, Inf or numbers too large to square")
     return TrainReply(
         delta=delta,
         integers=integers,

@@ -38,6 +38,7 @@ from fedpsa_strategy.replies import (
 )
 from fedpsa_strategy.rules.base import Rule, Update, Vector
 from fedpsa_strategy.seeds import MAX_SEED, derive
+from fedpsa_strategy.update_dtype import UPDATE_DTYPE_KEY, check_update_dtype
 
 log = logging.getLogger("flwr")
 
@@ -141,6 +142,8 @@ class AsyncStrategy(Strategy):
         How many seconds to wait for nodes before giving up.
     query_timeout : float (default: 60.0)
         With the wall clock: how many seconds nodes have to tell their partition at the start.
+    update_dtype : "float32", "float16" or "bfloat16" (default: "float32")
+        In which format clients send updates; "float32" means in the model's own dtypes.
     norm_guard : NormGuard (default: None)
         Limits how large an update may be; None: no limit.
     checkpointer : Checkpointer (default: None)
@@ -183,6 +186,7 @@ class AsyncStrategy(Strategy):
         failure_pause: float = 600.0,
         node_timeout: float = 120.0,
         query_timeout: float = 60.0,
+        update_dtype: str = "float32",
         norm_guard: NormGuard | None = None,
         checkpointer: Checkpointer | None = None,
         resume_from: dict[str, Any] | None = None,
@@ -239,6 +243,7 @@ class AsyncStrategy(Strategy):
         self.failure_pause = failure_pause
         self.node_timeout = node_timeout
         self.query_timeout = query_timeout
+        self.update_dtype = check_update_dtype(update_dtype)
         self.norm_guard = norm_guard if norm_guard is not None else NormGuard()
         self.checkpointer = checkpointer
         self.resume_from = resume_from
@@ -520,6 +525,8 @@ class AsyncStrategy(Strategy):
         record["version"] = task.version
         record["server-round"] = task.version + 1
         record["seed"] = derive(self.seed, "task", task.sequence)
+        if self.update_dtype != "float32":
+            record[UPDATE_DTYPE_KEY] = self.update_dtype
         return record
 
     def read_reply(self, reply: Message) -> TrainReply:
@@ -529,6 +536,7 @@ class AsyncStrategy(Strategy):
             self.state.layout,
             arrays_key=self.arrayrecord_key,
             weight_key=self.weighted_by_key,
+            update_dtype=self.update_dtype,
         )
 
     def inspect(self, task: Task, reply: TrainReply) -> TrainReply:  # noqa: ARG002

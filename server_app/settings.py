@@ -95,6 +95,11 @@ class Settings:
     step: str = _setting(
         "eager", "training step: eager, or compiled by torch.compile", choices=("eager", "compiled")
     )
+    update_dtype: str = _setting(
+        "float32",
+        "number format in which clients send updates; the other two halve the bytes",
+        choices=("float32", "float16", "bfloat16"),
+    )
     device: str = _setting("auto", "auto (CUDA where there is one), cpu, cuda, cuda:N")
     threads: int = _setting(1, "CPU threads of each process", least=1)
 
@@ -275,10 +280,13 @@ class Settings:
         return {key_of(name): value for name, value in asdict(self).items()}
 
     def changed_since(self, run_config: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-        """Return the settings that matter and differ from an earlier run's: key -> (then, now)."""
-        now = self.to_run_config()
-        keys = (now.keys() | run_config.keys()) - MAY_CHANGE
-        pairs = {key: (run_config.get(key), now.get(key)) for key in sorted(keys)}
+        """Return the settings that matter and differ from an earlier run's: key -> (then, now).
+
+        A setting that did not exist at the time of the earlier run had its default's effect.
+        """
+        now, then = self.to_run_config(), {**Settings().to_run_config(), **run_config}
+        keys = (now.keys() | then.keys()) - MAY_CHANGE
+        pairs = {key: (then.get(key), now.get(key)) for key in sorted(keys)}
         return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
 
     @property

@@ -326,6 +326,25 @@ def test_the_number_of_workers_does_not_change_the_model(tmp_path: Path, marked:
 
 
 @pytest.mark.engine
+@pytest.mark.parametrize("strategy", ["fedpsa", "fedpac"])
+def test_half_precision_updates_give_the_same_model_in_every_process(
+    strategy: str, tmp_path: Path
+) -> None:
+    found = {}
+    for update_dtype, workers in (("float32", 0), ("bfloat16", 0), ("bfloat16", 2)):
+        places = {
+            "run-dir": str(tmp_path / f"{update_dtype}-{workers}"),
+            "cache-dir": str(tmp_path / "cache"),
+        }
+        config = DIGITS | places | {"update-dtype": update_dtype, "strategy": strategy}
+        found[update_dtype, workers] = run_locally(config, workers=workers, stream=False)
+    assert not any(summary["rejected"] for summary in found.values())
+    hashes = {key: summary["model_sha256"] for key, summary in found.items()}
+    assert hashes["bfloat16", 0] == hashes["bfloat16", 2] != hashes["float32", 0]
+    assert found["bfloat16", 0]["bytes_up"] < 0.7 * found["float32", 0]["bytes_up"]
+
+
+@pytest.mark.engine
 def test_ctrl_c_ends_the_run_and_its_workers(tmp_path: Path, marked: Alive) -> None:
     run_dir = tmp_path / "run"
     command = [sys.executable, "-m", "simulation", "run", "--engine", "local", "--workers", "1"]

@@ -1,0 +1,202 @@
+"""Updates in half the bytes: what arrives is what was sent, and what does not fit is refused."""
+
+from itertools import count
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+from scripted_grid import ScriptedGrid, model_arrays, update
+from test_checkpoint import Killed
+from test_dishonest import model, trained_reply
+from test_loop import Recorder, run, virtual
+
+from fedpsa_strategy import FedBuff, FedPSA, Probe, make_reply
+from fedpsa_strategy.checkpoint import Checkpointer, CheckpointStore
+from fedpsa_strategy.errors import InvalidReplyError
+from fedpsa_strategy.layout import Layout
+from fedpsa_strategy.replies import read_train_reply
+from fedpsa_strategy.update_dtype import UPDATE_DTYPES, decode
+from server_app.settings import Settings
+
+HALVES = ("float16", "bfloat16")
+PRECISION = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+
+
+class WithCounter(torch.nn.Module):
+    """A model with float and integer buffers beside its parameters."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(5, 3)
+        self.norm = torch.nn.BatchNorm1d(3)
+
+    def forward(self, x):
+        return self.norm(self.layer(x))
+
+
+def reply_to(before, after, **config):
+    content = RecordDict(
+        {"arrays": ArrayRecord(before.state_dict()), "config": ConfigRecord(config)}
+    )
+    message = Message(content, dst_node_id=1, message_type=MessageType.TRAIN)
+    message.metadata.__dict__["_message_id"] = "m1"
+    return make_reply(message, after, num_examples=3)
+
+
+def shifted(before, scale=1e-2):
+    torch.manual_seed(1)
+    after = WithCounter()
+    with torch.no_grad():
+        for old, new in zip(before.parameters(), after.parameters(), strict=True):
+            new.copy_(old + scale * torch.randn_like(old))
+    after.norm.num_batches_tracked += 7
+    return after
+
+
+@pytest.mark.parametrize("update_dtype", UPDATE_DTYPES)
+def test_the_server_reads_what_the_client_rounded(update_dtype):
+    before = WithCounter()
+    after = shifted(before)
+    exact = {k: (v - before.state_dict()[k]) for k, v in after.state_dict().items()}
+    reply = reply_to(before, after, **{"update-dtype": update_dtype})
+    layout = Layout(ArrayRecord(before.state_dict()))
+    read = read_train_reply(reply, layout, update_dtype=update_dtype)
+    assert read.delta.dtype == np.float32
+    assert read.integers["norm.num_batches_tracked"] == 7
+    for key in ("layer.weight", "layer.bias", "norm.weight", "norm.running_mean"):
+        got = torch.from_numpy(layout.view(read.delta, key).copy())
+        torch.testing.assert_close(got, exact[key], rtol=PRECISION[update_dtype], atol=1e-7)
+        if update_dtype != "float32":
+            assert torch.equal(got, exact[key].to(getattr(torch, update_dtype)).float())
+    plain = reply_to(before, shifted(before)).content["arrays"]
+    width = 4 if update_dtype == "float32" else 2
+    assert len(reply.content["arrays"]["layer.weight"].data) == (
+        len(plain["layer.weight"].data) - (4 - width) * 15
+    )
+
+
+def test_without_the_key_updates_travel_in_the_dtypes_of_the_model():
+    before = WithCounter().double()
+    reply = reply_to(before, shifted(WithCounter()).double())
+    assert reply.content["arrays"]["layer.weight"].dtype == "float64"
+    delta, _ = Layout(ArrayRecord(before.state_dict())).read(reply.content["arrays"])
+    assert delta.dtype == np.float64
+
+
+def test_an_unknown_format_is_refused_on_both_sides():
+    with pytest.raises(ValueError, match="'int4', must be one of"):
+        reply_to(WithCounter(), WithCounter(), **{"update-dtype": "int4"})
+    with pytest.raises(ValueError, match="'int4', must be one of"):
+        FedBuff(update_dtype="int4")
+
+
+def test_every_bfloat16_is_decoded_exactly_into_any_precision():
+    bits = np.arange(2**16, dtype=np.uint16)
+    expected = torch.from_numpy(bits).view(torch.bfloat16)
+    for dtype in (np.float32, np.float64):
+        out = np.empty(2**16, dtype)
+        decode(bits, "bfloat16", out)
+        np.testing.assert_array_equal(out, expected.to(torch.float64).numpy().astype(dtype))
+
+
+@pytest.mark.parametrize("update_dtype", HALVES)
+def test_a_client_that_ignores_the_format_is_refused(update_dtype):
+    layout = Layout(model_arrays())
+    with pytest.raises(InvalidReplyError, match="has dtype float32, not"):
+        layout.read(model_arrays(), update_dtype)
+
+
+# --- In a run ----------------------------------------------------------------------------------
+
+
+def audited(update_dtype, scale=1.0, **kwargs):
+    """Run FedPSA with honest clients and an audit of every sketch."""
+    start = model()
+    probe = Probe.gaussian(start, (5,), num_classes=3, size=16)
+
+    def behaviour(message):
+        if scale == 1.0:
+            return trained_reply(message).content
+        local = model()
+        local.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        with torch.no_grad():
+            next(local.parameters())[0, 0] += scale
+        return make_reply(message, local, num_examples=8).content
+
+    recorder = Recorder()
+    strategy = FedPSA(
+        sketch_fn=probe.sketch_fn(model()),
+        buffer_size=2,
+        max_in_flight=2,
+        audit_fraction=1.0,
+        audit_tolerance=1e-6,
+        update_dtype=update_dtype,
+        max_failures=2,
+        listeners=[recorder],
+        **virtual(4),
+        **kwargs,
+    )
+    arrays, config = ArrayRecord(start.state_dict()), probe.config()
+    grid = ScriptedGrid(4, behaviour)
+    return run(strategy, grid, num_versions=5, arrays=arrays, config=config), recorder
+
+
+@pytest.mark.parametrize("update_dtype", UPDATE_DTYPES)
+def test_the_sketch_is_that_of_the_model_the_server_reconstructs(update_dtype):
+    _, recorder = audited(update_dtype)
+    assert len(recorder.of("upload")) == 10
+    assert not recorder.of("reject")
+
+
+def test_an_update_beyond_float16_is_refused_and_one_within_bfloat16_counts():
+    with pytest.raises(Exception, match=r"contain NaN, Inf .*float16 ends at 65504"):
+        audited("float16", scale=1e5)
+    _, recorder = audited("bfloat16", scale=1e5)
+    assert not recorder.of("reject")
+
+
+def halved(message, update_dtype):
+    """A deterministic client that sends what it is asked for."""
+    assert message.content["config"]["update-dtype"] == update_dtype
+    seed = message.content["config"]["seed"] % 2**32
+    delta = torch.randn(2, generator=torch.Generator().manual_seed(seed))
+    rounded = delta.to(getattr(torch, update_dtype))
+    content = update(sketch=None)
+    wire = rounded if update_dtype == "float16" else rounded.view(torch.uint16)
+    content["arrays"] = ArrayRecord({"w": Array(wire.numpy())})
+    return content
+
+
+@pytest.mark.parametrize("update_dtype", HALVES)
+def test_a_resumed_run_ends_in_the_same_bits(update_dtype, tmp_path):
+    def go(store=None, resume=None, die_after=10**9):
+        answered = count(1)
+
+        def behaviour(message):
+            if next(answered) > die_after:
+                raise Killed
+            return halved(message, update_dtype)
+
+        strategy = FedBuff(
+            buffer_size=2,
+            max_in_flight=3,
+            update_dtype=update_dtype,
+            checkpointer=Checkpointer(store, every_versions=1) if store else None,
+            resume_from=resume,
+            **virtual(5),
+        )
+        return run(strategy, ScriptedGrid(5, behaviour), num_versions=6).arrays["w"].data
+
+    store = CheckpointStore(tmp_path)
+    with pytest.raises(Killed):
+        go(store, die_after=8)
+    assert go(resume=store.load_newest()) == go()
+
+
+def test_a_run_of_before_the_setting_may_be_resumed_but_not_in_another_format():
+    before = Settings().to_run_config()
+    del before["update-dtype"]
+    assert not Settings().changed_since(before)
+    changed = Settings(update_dtype="float16").changed_since(before)
+    assert changed == {"update-dtype": ("float32", "float16")}
