@@ -200,7 +200,7 @@ def _moments_from_hooks(
     # The same layers with another batch size, to see which dimension of their inputs follows it.
     other_size = 2 if len(batch[0]) != 2 else 3
     with _recording(owners) as other_calls:
-        model(batch[0][[0] * other_size])
+        model(torch.cat([batch[0][:1]] * other_size))
 
     uses = _uses(loss)
     used = {parameter: owner for parameter, owner in owners.items() if uses[parameter]}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -41,7 +41,8 @@ class Sketch:
     (`seed`, `g`) that gives every parameter one word of 16 bits; bit `j` of the word is the sign
     of row `16 g + j` (0 means plus). Parameters with equal words have equal signs in all 16
     rows, so their values are added up per word first, and only those 2^16 sums meet the signs:
-    one addition per parameter instead of 16.
+    one addition per parameter instead of 16. A vector with fewer entries than there would be
+    sums is added up per half word instead.
 
     Parameters
     ----------
@@ -153,8 +154,8 @@ class Sketch:
         return digest.hexdigest()
 
     def _rademacher(self, values: Any) -> NDArray[np.float64]:
-        rows_left = range(self.dim, 0, -_GROUP)
-        sums = [np.zeros(1 << min(rows, _GROUP)) for rows in rows_left]
+        width = _GROUP if self.size > 1 << _GROUP else _GROUP // 2
+        sums = [np.zeros(1 << min(rows, width)) for rows in range(self.dim, 0, -width)]
         # Buffers, because a fresh array of this size costs more in page faults than the sums do.
         index_buffer = np.empty(min(self.block, self.size), dtype=np.intp)
         value_buffer = np.empty(len(index_buffer), dtype=np.float64)
@@ -162,13 +163,18 @@ class Sketch:
             stop = min(self.size, start + self.block)
             index, value = index_buffer[: stop - start], value_buffer[: stop - start]
             value[:] = _part(values, start, stop)
-            for group, sums_of_group in enumerate(sums):
-                index[:] = self._words(group, start, stop)
-                if len(sums_of_group) < 1 << _GROUP:
-                    index &= len(sums_of_group) - 1
+            for part, sums_of_part in enumerate(sums):
+                group, shift = divmod(part * width, _GROUP)
+                if shift == 0:
+                    words = self._words(group, start, stop)
+                index[:] = words
+                if shift:
+                    index >>= shift
+                if len(sums_of_part) < 1 << _GROUP:
+                    index &= len(sums_of_part) - 1
                 # Unlike bincount this continues the sums, in parameter order over all blocks.
-                np.add.at(sums_of_group, index, value)
-        return np.concatenate([_signed_sums(sums_of_group) for sums_of_group in sums])
+                np.add.at(sums_of_part, index, value)
+        return np.concatenate([_signed_sums(sums_of_part) for sums_of_part in sums])
 
     def _gaussian(self, values: Any) -> NDArray[np.float64]:
         total = np.zeros(self.dim)
@@ -209,12 +215,21 @@ def _part(vector: Any, start: int, stop: int) -> NDArray[Any]:
 
 def _signed_sums(sums: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return, for each bit, the sum over bins where it is 0 minus the sum where it is 1."""
+    if len(sums) <= 1 << _GROUP // 2:
+        return _fold(_signs_of_bits(len(sums)) * sums[:, None])
     rows = np.empty(len(sums).bit_length() - 1)
     for bit in reversed(range(len(rows))):
         zero, one = np.split(sums, 2)
         rows[bit] = _fold(zero - one)
         sums = zero + one
     return rows
+
+
+@cache
+def _signs_of_bits(count: int) -> NDArray[np.float64]:
+    """Return 1 or -1 for bit j of i, in row i and column j."""
+    bits = np.arange(count)[:, None] >> np.arange(count.bit_length() - 1) & 1
+    return 1.0 - 2.0 * bits
 
 
 def _fold(terms: NDArray[np.float64]) -> NDArray[np.float64]:
