@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,8 @@ class FedPSA(AsyncStrategy):
     ----------
     sketch_fn : Callable[[ArrayRecord], Sequence[float]]
         The sketch of a global model (k floats), made with the same calibration batch and projection
-        as the clients'; called once per version. See `fedpsa_strategy.Probe`.
+        as the clients'; called once per version. That of a `fedpsa_strategy.Probe` also tells
+        clients how: its `client_config()` is added to a train config that lacks it.
     buffer_size : int (default: 5)
         L_s: uploads per version.
     queue_size : int (default: 50)
@@ -75,6 +76,7 @@ class FedPSA(AsyncStrategy):
         self.audit_tolerance = audit_tolerance
         self.sketch_fn = sketch_fn
         self.calibration_arrays = calibration_arrays
+        self._client_config: Mapping[str, Any] | None = None  # made when it is needed
         self._equipped: set[int] = set()  # nodes that have the calibration batch
         rule = FedPSARule(
             self._sketch_model, buffer_size, queue_size, gamma, delta, thermometer=thermometer
@@ -96,6 +98,16 @@ class FedPSA(AsyncStrategy):
         if self.calibration_arrays is not None and task.node_id not in self._equipped:
             records[CALIBRATION_KEY] = self.calibration_arrays
         return records
+
+    def task_config(self, task: Task, config: ConfigRecord) -> ConfigRecord:
+        """Return the config of a train message; clients learn from it what to sketch, and how."""
+        record = super().task_config(task, config)
+        client_config = getattr(self.sketch_fn, "client_config", None)
+        if client_config is not None and "fingerprint" not in record:
+            if self._client_config is None:
+                self._client_config = client_config()
+            record.update(self._client_config)
+        return record
 
     def reject(self, task: Task, reason: str, *, quarantine: bool = False) -> None:
         """Give up a task; whether its node still has the calibration batch is unknown now."""

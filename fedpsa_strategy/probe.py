@@ -123,14 +123,9 @@ class Probe:
             vector = sensitivity(model, inputs, targets, self.loss_fn)
         return [float(value) for value in self.sketch(vector)]
 
-    def sketch_fn(self, model: nn.Module) -> Callable[[ArrayRecord], list[float]]:
+    def sketch_fn(self, model: nn.Module) -> ServerSketch:
         """Return the server's half for `FedPSA(sketch_fn=...)`; `model` is used as a workspace."""
-
-        def sketch_arrays(arrays: ArrayRecord) -> list[float]:
-            model.load_state_dict(arrays.to_torch_state_dict())
-            return self(model)
-
-        return sketch_arrays
+        return ServerSketch(self, model)
 
     @property
     def fingerprint(self) -> str:
@@ -230,6 +225,31 @@ class Probe:
                 "(other NumPy version? then use calibration-transport='arrays')"
             )
         return probe
+
+
+@dataclass(frozen=True)
+class ServerSketch:
+    """Sketches the arrays of a global model; `FedPSA` takes from it what clients have to know.
+
+    Parameters
+    ----------
+    probe : Probe
+        Makes the sketch.
+    model : nn.Module
+        Workspace: the arrays are loaded into it.
+    """
+
+    probe: Probe
+    model: nn.Module
+
+    def __call__(self, arrays: ArrayRecord) -> list[float]:
+        """Return the sketch of these arrays."""
+        self.model.load_state_dict(arrays.to_torch_state_dict())
+        return self.probe(self.model)
+
+    def client_config(self) -> dict[str, Any]:
+        """Return what clients need to make sketches that can be compared with these."""
+        return self.probe.config()
 
 
 def num_trainable(model: nn.Module) -> int:

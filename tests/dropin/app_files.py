@@ -142,11 +142,6 @@ CHANGES = [
         "fraction_evaluate=0.0, min_available_nodes=4)",
     ),
     (
-        "server.py",
-        '        train_config=ConfigRecord({"lr": lr}),',
-        '        train_config=ConfigRecord({"lr": lr, **probe.config()}),',
-    ),
-    (
         "client.py",
         "from example_task import Net, load_data, train",
         "from example_task import Net, load_data, train\nfrom fedpsa_strategy import fedpsa_mod",

@@ -29,7 +29,7 @@ def diff_lines():
 
 def test_the_diff_is_small_and_the_one_that_the_docs_show():
     lines = diff_lines()
-    assert sum(line.startswith("+") for line in lines) < 10
+    assert len(lines) < 10
     text = (ROOT / "docs" / "DROP_IN.md").read_text()
     shown = [
         line

@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
+from scripted_grid import ScriptedGrid
+from test_loop import run, virtual
 from torch import nn
 
-from fedpsa_strategy import Calibration, Probe, Sketch, make_reply, sensitivity
+from fedpsa_strategy import Calibration, FedPSA, Probe, Sketch, make_reply, sensitivity
 from fedpsa_strategy.probe import ProbeError, num_trainable
 
 
@@ -70,6 +72,28 @@ def test_server_and_client_sketch_the_same_model_alike():
     probe = make_probe(model)
     server = probe.sketch_fn(small_model(seed=9))
     assert server(ArrayRecord(model.state_dict())) == probe(model)
+
+
+def test_the_strategy_tells_clients_what_to_sketch_unless_the_app_does():
+    model = small_model()
+    probe = make_probe(model)
+    context, told = Context(1, 1, {}, RecordDict(), {}), []
+
+    def behaviour(message):
+        told.append(dict(message.content["config"]))
+        return make_reply(message, trained(model), num_examples=8, context=context).content
+
+    def messages(config, **kwargs):
+        told.clear()
+        sketch_fn = probe.sketch_fn(small_model())
+        strategy = FedPSA(sketch_fn=sketch_fn, buffer_size=1, **virtual(1), **kwargs)
+        arrays = ArrayRecord(model.state_dict())
+        run(strategy, ScriptedGrid(1, behaviour), num_versions=2, arrays=arrays, config=config)
+        return list(told)
+
+    assert all(sent.items() >= probe.config().items() for sent in messages({"lr": 0.1}))
+    own = messages({"lr": 0.1, **probe.config("arrays")}, calibration_arrays=probe.arrays())
+    assert not any("calibration-seed" in sent for sent in own)
 
 
 @pytest.mark.parametrize(
