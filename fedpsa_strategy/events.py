@@ -30,13 +30,15 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True)
 class RunStarted(Event):
-    """The nodes are there; training begins."""
+    """The nodes are there; training begins, or goes on where a checkpoint was made."""
 
     kind = "start"
     num_clients: int
     max_in_flight: int
     num_parameters: int
     version: int
+    uploads: int = 0
+    rejected: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +79,17 @@ class Dispatched(Event):
     node_id: int
     version: int
     num_bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resent(Event):
+    """A task that was in flight when the run was interrupted was sent again."""
+
+    kind = "resend"
+    sequence: int
+    client: int
+    node_id: int
+    version: int
 
 
 @dataclass(frozen=True, kw_only=True)

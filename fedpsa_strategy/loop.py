@@ -136,6 +136,8 @@ class AsyncLoop:
                 max_in_flight=strategy.concurrency,
                 num_parameters=state.layout.num_trainable,
                 version=state.version,
+                uploads=state.uploads,
+                rejected=state.rejected,
             )
         )
         if saved is None:

@@ -24,6 +24,7 @@ from fedpsa_strategy.events import (
     Listener,
     Quarantined,
     Rejected,
+    Resent,
     Uploaded,
 )
 from fedpsa_strategy.layout import Integers, Layout
@@ -546,7 +547,7 @@ class AsyncStrategy(Strategy):
     def confirm_sent(self, messages: Iterable[Message], *, again: bool = False) -> list[Task]:
         """Note the ids that pushing gave to prepared messages; return their tasks.
 
-        Tasks that are sent `again` after a resume have had their event.
+        Tasks that are sent `again` after a resume were counted when they were first sent.
         """
         state = self.state
         tasks = []
@@ -559,18 +560,17 @@ class AsyncStrategy(Strategy):
                 task.message_id = message_id
                 state.in_flight[message_id] = task
                 tasks.append(task)
+                about: dict[str, Any] = {
+                    "time": self.clock.now,
+                    "sequence": task.sequence,
+                    "client": task.client,
+                    "node_id": task.node_id,
+                    "version": task.version,
+                }
                 if again:
-                    continue
-                self.emit(
-                    Dispatched(
-                        time=self.clock.now,
-                        sequence=task.sequence,
-                        client=task.client,
-                        node_id=task.node_id,
-                        version=task.version,
-                        num_bytes=count_bytes(message.content),
-                    )
-                )
+                    self.emit(Resent(**about))
+                else:
+                    self.emit(Dispatched(**about, num_bytes=count_bytes(message.content)))
         return tasks
 
     def reject(self, task: Task, reason: str, *, quarantine: bool = False) -> None:

@@ -56,10 +56,11 @@ class RunState:
         self.totals: dict[str, Any] = dict.fromkeys(("accuracy", "best_accuracy", "loss"))
         self.totals |= {"temperature": None, "effective_number": None}
         self.totals |= dict.fromkeys(("version", "uploads", "rejected", "quarantines"), 0)
-        self.totals["bytes_up"] = 0
+        self.totals |= dict.fromkeys(("bytes_up", "bytes_down"), 0)
         self.series: dict[str, Series] = {}
         self.clients: dict[int, Client] = {}
         self._wall_zero: float | None = None
+        self._interrupted: dict[int, tuple[float, int] | None] = {}  # tasks before the last start
         self._num_seen = 0  # uploads in this file; the first part of a resumed run may be elsewhere
         self._staleness: Counter[int] = Counter()
         self._recent: deque[dict[str, Any]] = deque(maxlen=_UPLOADS)
@@ -90,13 +91,18 @@ class RunState:
     def _on_start(self, event: dict[str, Any]) -> None:
         """Begin, or go on from a checkpoint: what came after it will happen again."""
         names = ("num_clients", "max_in_flight", "num_parameters", "version")
-        self.start = {name: _integer(event[name]) for name in names}
-        self.totals["version"] = self.start["version"]
+        start = {name: _integer(event[name]) for name in names}
+        counts = {name: _integer(event.get(name, 0)) for name in ("uploads", "rejected")}
+        self.start = start
+        # A resumed run cuts its file at the checkpoint; else what is in the buffer is not known.
+        whole = self.totals["uploads"] == counts["uploads"]
+        self.totals |= counts | {"version": start["version"]}
         self.end_reason = None
         self._wall_zero = None if self.wall is None else self.wall - self.elapsed
-        self._buffer = []
+        self._buffer = self._buffer if whole else []
+        self._interrupted = {index: client.task for index, client in self.clients.items()}
         for client in self.clients.values():
-            client.task, client.buffered = None, False
+            client.task, client.buffered = None, whole and client.buffered
         for series in self.series.values():
             series.rewind(self.time)
 
@@ -110,8 +116,14 @@ class RunState:
         self.waiting = _text(event["reason"])
 
     def _on_dispatch(self, event: dict[str, Any]) -> None:
-        task = (self.time, _integer(event["version"]))
+        task, num_bytes = (self.time, _integer(event["version"])), _integer(event["num_bytes"])
         self._client(event).task = task
+        self.totals["bytes_down"] += num_bytes
+
+    def _on_resend(self, event: dict[str, Any]) -> None:
+        task, index = (self.time, _integer(event["version"])), _integer(event["client"])
+        before = self._interrupted.get(index)
+        self._client(event).task = before if before and before[1] == task[1] else task
 
     def _on_upload(self, event: dict[str, Any]) -> None:
         report, num_bytes = event.get("report") or {}, _integer(event["num_bytes"])
@@ -186,8 +198,8 @@ class RunState:
 
     def _client(self, event: dict[str, Any]) -> Client:
         index, node_id = _integer(event["client"]), str(_integer(event["node_id"]))
-        if (client := self.clients.get(index)) is None or client.node_id != node_id:
-            client = self.clients[index] = Client(node_id)
+        client = self.clients.setdefault(index, Client(node_id))
+        client.node_id = node_id  # a client that comes back has another one
         return client
 
     def _add(self, name: str, value: float | None, limit: int = _POINTS) -> None:

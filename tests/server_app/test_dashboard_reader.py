@@ -24,15 +24,25 @@ def lines_of(*items, wall=1000.0):
     ]
 
 
-def start(time=0.0, version=0):
+def start(time=0.0, version=0, uploads=0):
     return events.RunStarted(
-        time=time, num_clients=4, max_in_flight=2, num_parameters=10, version=version
+        time=time,
+        num_clients=4,
+        max_in_flight=2,
+        num_parameters=10,
+        version=version,
+        uploads=uploads,
     )
 
 
 def dispatch(time, client, version=0):
     return events.Dispatched(
-        time=time, sequence=0, client=client, node_id=NODE - client, version=version
+        time=time,
+        sequence=0,
+        client=client,
+        node_id=NODE - client,
+        version=version,
+        num_bytes=40,
     )
 
 
@@ -188,6 +198,7 @@ def test_events_add_up():
         "rejected": 2,
         "quarantines": 1,
         "bytes_up": 300,
+        "bytes_down": 120,
         "kappa": pytest.approx(1.75 / 3),
         "staleness": 1.0,
         "uploads_per_second": pytest.approx(3 / 40),
@@ -310,6 +321,66 @@ def test_a_run_that_goes_on_in_the_same_file_repeats_what_came_after_the_checkpo
     assert snapshot["totals"]["accuracy"] == 0.75
     assert snapshot["elapsed"] == 30.0  # 20 s, and 10 s more
     assert "busy" not in snapshot["clients"]["counts"]
+
+
+def test_a_resumed_run_has_the_numbers_of_one_that_was_never_interrupted():
+    before = [
+        *(
+            events.NodeJoined(time=0, node_id=NODE - i, client=i, partition=i, num_examples=1)
+            for i in range(3)
+        ),
+        start(),
+        dispatch(0.0, 0),
+        dispatch(0.0, 1),
+        upload(5.0, 0, kappa=0.25),
+        dispatch(5.0, 2),
+        reject(8.0, 2),
+    ]
+    # The next day, on an engine whose nodes have other ids; the file was cut at the checkpoint.
+    joins = [
+        events.NodeJoined(time=8, node_id=77 + i, client=i, partition=i, num_examples=1)
+        for i in range(3)
+    ]
+    again = events.RunStarted(
+        time=8.0,
+        num_clients=3,
+        max_in_flight=2,
+        num_parameters=10,
+        version=0,
+        uploads=1,
+        rejected=1,
+    )
+    resent = events.Resent(time=8.0, sequence=1, client=1, node_id=78, version=0)
+    state = state_of(*before)
+    for line in lines_of(*joins, again, resent, wall=90_000.0):
+        state.take(line)
+    snapshot = state.snapshot()
+    rows = {row["client"]: row for row in snapshot["clients"]["rows"]}
+    assert {client: row["state"] for client, row in rows.items()} == {
+        0: "buffered",
+        1: "busy",
+        2: "idle",
+    }
+    assert (rows[1]["since"], rows[1]["node_id"]) == (0.0, "78")
+    for line in lines_of(
+        upload(10.0, 1, kappa=0.75), aggregate(10.0, 1, 2, [0.4, 0.6]), wall=90_000.0
+    ):
+        state.take(line)
+    snapshot = state.snapshot()
+    assert snapshot["buffers"][0]["clients"] == [0, 1]
+    assert snapshot["buffers"][0]["kappas"] == [0.25, 0.75]
+    totals = snapshot["totals"]
+    assert (totals["uploads"], totals["rejected"], totals["version"]) == (2, 1, 1)
+    assert (totals["bytes_up"], totals["bytes_down"]) == (200, 120)
+    assert snapshot["elapsed"] == 10.0
+    assert totals["uploads_per_second"] == pytest.approx(2 / 10)
+
+
+def test_a_run_resumed_in_a_file_of_its_own_knows_what_was_before():
+    state = state_of(start(time=8.0, version=3, uploads=15), upload(10.0, 1))
+    totals = state.snapshot()["totals"]
+    assert (totals["version"], totals["uploads"]) == (3, 16)
+    assert totals["uploads_per_second"] == pytest.approx(1 / 2)
 
 
 def test_what_the_page_gets_is_bounded():
