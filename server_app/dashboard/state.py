@@ -56,7 +56,7 @@ class RunState:
         self.totals: dict[str, Any] = dict.fromkeys(("accuracy", "best_accuracy", "loss"))
         self.totals |= {"temperature": None, "effective_number": None}
         self.totals |= dict.fromkeys(("version", "uploads", "rejected", "quarantines"), 0)
-        self.totals |= dict.fromkeys(("bytes_up", "bytes_down"), 0)
+        self.totals |= dict.fromkeys(("tasks", "bytes_up", "bytes_down"), 0)
         self.series: dict[str, Series] = {}
         self.clients: dict[int, Client] = {}
         self._wall_zero: float | None = None
@@ -118,6 +118,7 @@ class RunState:
     def _on_dispatch(self, event: dict[str, Any]) -> None:
         task, num_bytes = (self.time, _integer(event["version"])), _integer(event["num_bytes"])
         self._client(event).task = task
+        self.totals["tasks"] += 1
         self.totals["bytes_down"] += num_bytes
 
     def _on_resend(self, event: dict[str, Any]) -> None:

@@ -204,7 +204,7 @@ class Writer:
         kappas = [0.25, 0.75]
         for client, kappa in enumerate(kappas):
             node = {"client": client, "node_id": FIRST_NODE + client, "sequence": self.uploads}
-            self.log(Dispatched(time=time - 50, version=self.version, **node))
+            self.log(Dispatched(time=time - 50, version=self.version, num_bytes=1300, **node))
             self.uploads += 1
             self.log(
                 Uploaded(
@@ -254,7 +254,8 @@ def test_the_page_shows_the_numbers_of_the_file(serve, page, tmp_path):
     lines = [json.loads(line) for line in (tmp_path / "run/events.jsonl").read_text().splitlines()]
     kinds = Counter(line["event"] for line in lines)
     accuracies = [line["metrics"]["accuracy"] for line in lines if line["event"] == "evaluate"]
-    received = sum(line.get("num_bytes", 0) for line in lines)
+    received = sum(line["num_bytes"] for line in lines if line["event"] == "upload")
+    sent = sum(line["num_bytes"] for line in lines if line["event"] == "dispatch")
     tiles = page.text("tiles").split("\n")
     shown = dict(pairwise(tiles))
     assert shown["Test accuracy"] == f"{100 * accuracies[-1]:.1f} %"
@@ -263,6 +264,7 @@ def test_the_page_shows_the_numbers_of_the_file(serve, page, tmp_path):
     assert f"in {kinds['aggregate']} versions" in tiles
     assert shown["Rejected"] == str(kinds["reject"])
     assert shown["Received"] == f"{received / 1000:.1f} kB"
+    assert shown["Sent"] == f"{sent / 1000:.1f} kB"
     assert shown["Virtual days"] == f"{lines[-1]['time'] / 86_400:.3f}"
     assert shown["Temperature"] == "1.500"
     assert shown["κ"] == "0.500"

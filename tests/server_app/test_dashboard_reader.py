@@ -197,6 +197,7 @@ def test_events_add_up():
         "uploads": 3,
         "rejected": 2,
         "quarantines": 1,
+        "tasks": 3,
         "bytes_up": 300,
         "bytes_down": 120,
         "kappa": pytest.approx(1.75 / 3),

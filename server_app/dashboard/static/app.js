@@ -270,13 +270,14 @@ function drawTiles(run) {
     ["Speed", totals.uploads_per_second === null ? "–" : `${totals.uploads_per_second.toFixed(1)} /s`,
       !run.start ? "not started" : run.elapsed === null ? "no wall times" : `in ${duration(run.elapsed)}`],
     ["Received", bytes(totals.bytes_up), perUpload],
+    ["Sent", bytes(totals.bytes_down), totals.tasks ? `${bytes(totals.bytes_down / totals.tasks)} each` : "no task yet"],
     ["Temperature", fixed(3)(totals.temperature), totals.temperature === null ? "none" : "last upload"],
     ["κ", fixed(3)(totals.kappa), totals.kappa === null ? "none reported" : "mean of last 50"],
     ["Staleness", fixed(2)(totals.staleness), totals.staleness === null ? "no upload yet" : "mean of last 50"],
   ];
   put("tiles", tiles.map((tile) => [...tile.slice(0, 3), share]), () => tiles.map(([name, value, note, extra]) =>
     html("div", { class: "tile" }, html("span", { class: "label" }, name), html("span", { class: "value" }, value),
-      extra ?? null, html("span", { class: "note" }, note))));
+      html("span", { class: "note" }, note), extra ?? null)));
 }
 
 // --- Curves -------------------------------------------------------------------------------------
@@ -313,6 +314,8 @@ function xOf(axis, runs) {
   return { factor: 1 / unit, label: `${label} since the start`, show: (value) => duration(value * unit) };
 }
 
+const othersMethod = (run) => Boolean(run.strategy) && run.strategy !== "fedpsa";
+
 function drawCurves(runs) {
   const { axis, usable } = axisOf(runs);
   const column = { time: 0, elapsed: 1, uploads: 2 }[axis];
@@ -345,9 +348,9 @@ function drawCurves(runs) {
   update("quality", MEASURES[measure].title, model("quality", MEASURES[measure].y, (run) => run.series[measure] ?? [], { fit: state.fit }),
     "Not evaluated yet.");
   update("temperature", "Temperature", model("temperature", { low: 0, show: fixed(3) }, (run) => run.series.temperature ?? []),
-    runs.every((run) => run.strategy === "fedbuff") ? "FedBuff has no temperature." : "No temperature yet: it needs a full queue of update norms.");
+    runs.every(othersMethod) ? "Only FedPSA has a temperature." : "No temperature yet: it needs a full queue of update norms.");
   update("kappa", "Mean κ", model("kappa", { high: 1, show: fixed(3) }, (run) => run.series.kappa ?? []),
-    runs.every((run) => run.strategy === "fedbuff") ? "FedBuff has no κ." : "No upload with κ yet.");
+    runs.every(othersMethod) ? "Only FedPSA has κ." : "No upload with κ yet.");
   update("rate", "Uploads per second", model("rate", { low: 0, show: (value) => `${value.toFixed(1)} /s` }, rates),
     runs.every((run) => run.start && run.elapsed === null) ? "The events of these runs carry no wall time." : "Not enough uploads yet.");
   drawStaleness(runs);

@@ -75,7 +75,9 @@ function frame(width, height, x, y) {
     );
   }
   for (const [value, text] of xMarks(x, width)) {
-    axes.append(svg("text", { x: px(value), y: area.bottom + 17, "text-anchor": "middle" }, text));
+    // A text at the right edge would be cut off in its middle.
+    const anchor = px(value) > area.right - 8 ? "end" : "middle";
+    axes.append(svg("text", { x: px(value) + (anchor === "end" ? 10 : 0), y: area.bottom + 17, "text-anchor": anchor }, text));
   }
   axes.append(
     svg("text", { x: (area.left + area.right) / 2, y: height - 4, "text-anchor": "middle", class: "name" }, x.label),
