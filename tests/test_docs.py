@@ -1,6 +1,8 @@
 """What the docs show really works."""
 
+import json
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -50,3 +52,31 @@ def test_the_settings_page_is_current():
     assert (DOCS / "SETTINGS.md").read_text() == settings_page(), (
         "run: python -m server_app.settings_page > docs/SETTINGS.md"
     )
+
+
+def test_the_example_of_an_own_task_learns(tmp_path, monkeypatch):
+    from simulation.local_engine import run_locally
+    from task.tasks import find_task
+
+    (code,) = code_blocks("OWN_TASK.md", "python")
+    (tmp_path / "my_task.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_task", raising=False)
+    find_task.cache_clear()
+    config = {
+        "task": "my_task",
+        "run-dir": str(tmp_path / "run"),
+        "num-clients": 10,
+        "lr": 0.1,
+        "virtual-days": 0.0,
+        "num-server-rounds": 12,
+        "queue-size": 20,
+        "evaluate-every": 1,
+    }
+    summary = run_locally(config, workers=0, stream=False)
+    assert summary["status"] == "completed"
+    assert summary["uploads"] == 60
+    assert summary["rejected"] == 0
+    events = map(json.loads, (tmp_path / "run" / "events.jsonl").read_text().splitlines())
+    losses = [event["metrics"]["loss"] for event in events if event["event"] == "evaluate"]
+    assert losses[-1] < losses[0] / 2
