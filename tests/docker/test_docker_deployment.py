@@ -415,6 +415,11 @@ def test_a_nodes_own_data_are_kept(finished, tmp_path):
     assert "left as it is" in finished.compose(*job, "node-3-setup").stdout
 
 
+def test_the_authoritys_certificate_can_be_copied(finished, tmp_path):
+    finished.compose("cp", "superlink:/trust/ca.pem", str(tmp_path))
+    assert "BEGIN CERTIFICATE" in (tmp_path / "ca.pem").read_text()
+
+
 def test_starting_again_keeps_keys_and_registrations(finished):
     before = finished.execute("node-1", "sha256sum", "/key/node.key").stdout
     finished.compose("up", "--detach", "--force-recreate", "node-1-setup", "register", "tls")

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 def code_blocks(name, language):

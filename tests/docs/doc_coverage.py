@@ -1,0 +1,88 @@
+"""Who runs which command of the docs; `test_doc_commands.py` holds that none is left out.
+
+A new command in a page has to be entered here, in exactly one of the tables.
+"""
+
+# Run as they stand by `test_doc_commands_run.py`, in this order, in a clean copy of the repository
+# with an empty home.
+HERE = (
+    "make install",
+    "make install-dev",
+    "make run",
+    "make deploy-local",
+    ".venv/bin/python -m simulation run --set strategy=fedbuff --set virtual-days=0.1"
+    " --set lr=0.1 --set batch-size=16",
+    ".venv/bin/python -m simulation run --clients 20 --set strategy=fedbuff"
+    " --set dirichlet-alpha=0.1 --set latency=long-tail --set lr=0.1 --set virtual-days=0.1",
+    ".venv/bin/python -m simulation run --engine local --set lr=0.1 --set batch-size=16"
+    " --set virtual-days=0.1",
+    ".venv/bin/python -m simulation run --engine local --set strategy=ca2fl"
+    " --set virtual-days=0.1 --set lr=0.1 --set batch-size=16",
+    'PYTHONPATH="$PWD" .venv/bin/python -m simulation run --clients 10 --set task=my_task'
+    " --set lr=0.1 --set virtual-days=0.1",
+    ".venv/bin/flwr run . --stream"
+    ' --federation-config "num-supernodes=50 client-resources-num-cpus=1"'
+    " --run-config \"dataset='digits' dirichlet-alpha=0.1 lr=0.1 batch-size=16 virtual-days=0.1\"",
+    ".venv/bin/python -m simulation list",
+    ".venv/bin/python -m simulation list --datasets cifar10 --seeds 0 --days 1 --jobs 8",
+)
+
+# Experiments that take hours: run here too, with these words behind them, of which the last count.
+SCALE = "--datasets digits --alphas 0.5 --seeds 0 --days 0.004 --jobs 2"
+SCALED = (
+    ".venv/bin/python -m simulation reproduce table-accuracy",
+    ".venv/bin/python -m simulation reproduce table-accuracy --datasets fmnist,cifar10"
+    " --alphas 0.1,1.0 --methods FedPSA,FedBuff,Uniform",
+    ".venv/bin/python -m simulation reproduce table-ablation --datasets cifar10 --seeds 0-4",
+    ".venv/bin/python -m simulation reproduce figure-curves --days 1 --jobs 2",
+    ".venv/bin/python -m simulation reproduce table-accuracy --lr-decay-per upload",
+    ".venv/bin/python -m simulation reproduce table-accuracy --datasets digits --alphas 0.1,0.5"
+    " --days 0.25 --set lr=0.1 --set batch-size=16 --out results/digits",
+)
+AFTER_SCALED = (".venv/bin/python -m simulation report",)
+
+_RUN = "tests/docs/test_doc_commands_run.py::"
+_DOCKER = "tests/docker/test_docker_deployment.py::"
+_RECIPE = "tests/docker/test_docker_files.py::test_the_recipe_in_the_docs_makes_what_flower_takes"
+
+# Beginnings of commands, and the test that runs them.
+BY_TEST = {
+    ".venv/bin/python -m server_app.dashboard runs": _RUN + "test_the_dashboard",
+    "flower-superlink --insecure": _RUN + "test_real_nodes",
+    "flower-supernode --insecure": _RUN + "test_real_nodes",
+    "mkdir -p ~/.flwr": _RUN + "test_real_nodes",
+    "printf '[superlink.mine]": _RUN + "test_real_nodes",
+    "flwr run . mine": _RUN + "test_real_nodes",
+    ".venv/bin/python -m simulation run --run-dir runs/mine": _RUN + "test_interrupt_and_resume",
+    "openssl": _RECIPE,
+    "printf '%s\\n' \"subjectAltName": _RECIPE,
+    "ssh-keygen": _RECIPE,
+    "flower-superlink --ssl-ca-certfile": _RUN + "test_tls_and_node_keys",
+    "flwr supernode": _RUN + "test_tls_and_node_keys",
+    "flower-supernode --superlink fl.example.org": _RUN + "test_tls_and_node_keys",
+    "make docker-test": _DOCKER + "test_the_run_completes_and_its_results_are_on_the_host",
+    "make docker-up": _DOCKER + "test_the_run_completes_and_its_results_are_on_the_host",
+    "./up.sh": _DOCKER + "test_the_run_completes_and_its_results_are_on_the_host",
+    "./generate.sh": _DOCKER + "test_the_run_completes_and_its_results_are_on_the_host",
+    "make docker-down": _DOCKER + "test_the_run_completes_and_its_results_are_on_the_host",
+    "docker compose down --volumes": _DOCKER
+    + "test_the_run_completes_and_its_results_are_on_the_host",
+    "docker compose up run": _DOCKER
+    + "test_a_superlink_that_is_killed_comes_back_and_the_run_goes_on",
+    "RUN_NAME=first": _DOCKER + "test_a_superlink_that_is_killed_comes_back_and_the_run_goes_on",
+    "docker compose run --rm flwr supernode list": _DOCKER + "test_a_strange_node_is_refused",
+    "docker compose stop run": _DOCKER
+    + "test_a_node_that_is_cut_off_comes_back_and_no_upload_counts_twice",
+    "docker compose run --rm --no-deps --volume": _DOCKER + "test_a_nodes_own_data_are_kept",
+    "docker compose cp": _DOCKER + "test_the_authoritys_certificate_can_be_copied",
+}
+
+# These run the tests themselves.
+TESTS = ("make test", "make test-all", "make test-latest")
+
+# Names and patterns in the text, not commands to type.
+NO_COMMANDS = (
+    "flwr run",
+    "python -m simulation",
+    'flwr run . --run-config "key=value ..."',
+)
