@@ -6,11 +6,13 @@ dict of integer buffers. Outside it is an `ArrayRecord` in the shape of a state 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from io import BytesIO
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from flwr.app import Array, ArrayRecord
@@ -24,6 +26,8 @@ Integers = Mapping[str, NDArray[Any]]
 
 # An .npy header is some 128 bytes; more than this much beyond the data is no honest array.
 _MAX_HEADER = 4096
+
+_NUMPY = Array(np.empty(0)).stype  # Flower's name for NumPy's format
 
 
 @dataclass(frozen=True)
@@ -142,11 +146,38 @@ class Layout:
         record = ArrayRecord()
         for key, entry in self._entries.items():
             if entry.span is None:
-                record[key] = Array(np.asarray(integers[key], dtype=entry.dtype))
+                record[key] = write_array(np.asarray(integers[key], dtype=entry.dtype))
             else:
                 values = vector[entry.span].reshape(entry.shape)
-                record[key] = Array(values.astype(entry.dtype, copy=False))
+                record[key] = write_array(values.astype(entry.dtype, copy=False))
         return record
+
+
+def write_array(values: NDArray[Any]) -> Array:
+    """Return an array as Flower's, as `Array(values)` does but with a single copy of the data."""
+    form = _form(values.dtype, values.shape)
+    data = b"".join((form.header, np.ascontiguousarray(values).data))
+    return Array(dtype=form.dtype_name, shape=values.shape, stype=_NUMPY, data=data)
+
+
+class _Form(NamedTuple):
+    """What all arrays of one dtype and shape have in common on their way."""
+
+    dtype_name: str
+    num_bytes: int  # without the header
+    header: bytes  # how NumPy's format begins for an array in C order
+
+
+@lru_cache(maxsize=4096)
+def _form(dtype: np.dtype[Any], shape: tuple[int, ...]) -> _Form:
+    stream = BytesIO()
+    description = {
+        "descr": np.lib.format.dtype_to_descr(dtype),
+        "fortran_order": False,
+        "shape": shape,
+    }
+    np.lib.format.write_array_header_1_0(stream, description)
+    return _Form(str(dtype), math.prod(shape) * dtype.itemsize, stream.getvalue())
 
 
 def read_array(
@@ -161,12 +192,15 @@ def read_array(
     """
     if tuple(array.shape) != shape:
         raise InvalidReplyError(f"{name} has shape {tuple(array.shape)}, not {shape}")
-    if array.dtype != str(dtype):
+    dtype_name, num_bytes, usual = _form(dtype, shape)
+    if array.dtype != dtype_name:
         raise InvalidReplyError(f"{name} has dtype {array.dtype}, not {dtype}")
     # Sizes first: a forged header must not make us allocate what it claims.
-    num_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     if not num_bytes < len(array.data) <= num_bytes + _MAX_HEADER:
         raise InvalidReplyError(f"{name} has {len(array.data)} bytes for {num_bytes} bytes of data")
+    # Nearly always it begins as NumPy would begin it here, and there is nothing to parse.
+    if len(array.data) == len(usual) + num_bytes and array.data.startswith(usual):
+        return np.frombuffer(array.data, dtype=dtype, offset=len(usual)).reshape(shape)
     try:
         stream = BytesIO(array.data[: len(array.data) - num_bytes])
         header = {

@@ -84,14 +84,11 @@ def count_bytes(content: RecordDict) -> int:
     which refuses empty texts and lists.
     """
     total = 0
-    for record in content.array_records.values():
-        total += sum(len(array.data) for array in record.values())
-    scalars: list[Mapping[str, Any]] = [
-        *content.config_records.values(),
-        *content.metric_records.values(),
-    ]
-    for named in scalars:
-        for name, value in named.items():
+    for record in content.values():
+        if isinstance(record, ArrayRecord):
+            total += sum(len(array.data) for array in record.values())
+            continue
+        for name, value in record.items():
             values = value if isinstance(value, list) else [value]
             total += len(name) + sum(map(_size, values))
     return total
@@ -141,7 +138,7 @@ def _record(content: RecordDict, key: str, kind: type[Any]) -> Any:
 
 
 def _metrics(content: RecordDict) -> MetricRecord:
-    records = list(content.metric_records.values())
+    records = [record for record in content.values() if isinstance(record, MetricRecord)]
     if len(records) != 1:
         raise InvalidReplyError(f"the reply has {len(records)} MetricRecords, need exactly one")
     for name, value in records[0].items():

@@ -669,7 +669,8 @@ class AsyncStrategy(Strategy):
         state.uploads += 1
         state.integers = reply.integers
         state.clients.waiting.add(task.client)
-        state.round_metrics.append(RecordDict({"metrics": _scalars(reply.metrics)}))
+        scalars = _scalars(reply.metrics)
+        state.round_metrics.append(RecordDict({"metrics": scalars}))
         self.emit(
             Uploaded(
                 time=self.clock.now,
@@ -681,7 +682,7 @@ class AsyncStrategy(Strategy):
                 num_examples=update.num_examples,
                 squared_norm=update.squared_norm,
                 num_bytes=reply.num_bytes,
-                metrics=dict(_scalars(reply.metrics)),
+                metrics=dict(scalars),
                 report=self.rule.report,
             )
         )

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from fedpsa_strategy.rules.base import Rule, Update, Vector
+from fedpsa_strategy.rules.base import Rule, Update, Vector, blocks
 
 
 class CA2FLRule(Rule):
@@ -72,21 +72,26 @@ class CA2FLRule(Rule):
     def add(self, update: Update) -> Vector | None:
         """Calibrate the update by what the client sent last; aggregate when the buffer is full."""
         self.num_clients = max(self.num_clients, update.client + 1)
-        change = update.delta
-        if (last := self.memory.get(update.client)) is not None:
-            change = update.delta - last
-        self.residual += change
-        self.total += change
+        last = self.memory.get(update.client)
+        for part in blocks(len(self.model)):
+            change = update.delta[part]
+            if last is not None:
+                change = change - last[part]
+            self.residual[part] += change
+            self.total[part] += change
         self.memory[update.client] = update.delta
         self.buffered += 1
         if self.buffered < self.buffer_size:
             return None
 
         number = self.model.dtype.type
-        direction = self.mean_before + self.residual / number(self.buffer_size)
-        self.model = self.model + number(self.server_lr) * direction
-        self.mean_before = (self.total / self.num_clients).astype(self.model.dtype)
-        self.residual = np.zeros_like(self.model)
+        model, mean = np.empty_like(self.model), np.empty_like(self.model)
+        for part in blocks(len(model)):
+            direction = self.mean_before[part] + self.residual[part] / number(self.buffer_size)
+            model[part] = self.model[part] + number(self.server_lr) * direction
+            mean[part] = self.total[part] / self.num_clients
+        self.model, self.mean_before = model, mean
+        self.residual[:] = 0
         self.buffered = 0
         weights = [self.server_lr / self.buffer_size] * self.buffer_size
         self.version_report = {"weights": weights, "effective_number": float(self.buffer_size)}

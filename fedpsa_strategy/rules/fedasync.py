@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from fedpsa_strategy.rules.base import Rule, Update, Vector
+from fedpsa_strategy.rules.base import Rule, Update, Vector, blocks
 from fedpsa_strategy.rules.staleness import check_staleness, staleness_factor
 
 
@@ -65,11 +65,14 @@ class FedAsyncRule(Rule):
         )
         mixing = self.mixing * factor
         number = self.model.dtype.type
-        client_model = update.start + update.delta
-        self.model = number(1 - mixing) * self.model + number(mixing) * client_model
+        model = np.empty_like(self.model)
+        for part in blocks(len(model)):
+            client_model = update.start[part] + update.delta[part]
+            model[part] = number(1 - mixing) * self.model[part] + number(mixing) * client_model
+        self.model = model
         self.report = {"staleness_factor": factor}
         self.version_report = {"weights": [mixing], "effective_number": 1.0}
-        return np.asarray(self.model)
+        return self.model
 
     def state_dict(self) -> dict[str, Any]:
         """Return the model: there is no other state."""

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from fedpsa_strategy.rules.base import Rule, Update, Vector
+from fedpsa_strategy.rules.base import Rule, Update, Vector, blocks
 
 
 class FedFaRule(Rule):
@@ -54,8 +54,11 @@ class FedFaRule(Rule):
             return None
         if len(self.queue) > self.queue_length and self.since_sum < self.resum_every:
             oldest = self.queue.popleft()
-            step = (newest - oldest) / self.model.dtype.type(self.queue_length)
-            self.model = self.model + step
+            length = self.model.dtype.type(self.queue_length)
+            model = np.empty_like(self.model)
+            for part in blocks(len(model)):
+                model[part] = self.model[part] + (newest[part] - oldest[part]) / length
+            self.model = model
             self.since_sum += 1
         else:
             if len(self.queue) > self.queue_length:
@@ -70,10 +73,12 @@ class FedFaRule(Rule):
 
     def mean(self) -> Vector:
         """Return the mean of the window, summed anew in double precision."""
-        total = np.zeros(self.model.shape, np.float64)
-        for model in self.queue:
-            total += model
-        mean: Vector = (total / len(self.queue)).astype(self.model.dtype)
+        mean = np.empty_like(self.model)
+        for part in blocks(len(mean)):
+            total = np.zeros(mean[part].shape, np.float64)
+            for model in self.queue:
+                total += model[part]
+            mean[part] = total / len(self.queue)
         return mean
 
     def state_dict(self) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import pytest
 
 from fedpsa_strategy.replies import squared_norm
 from fedpsa_strategy.rules import FedBuffRule, FedPSARule, Update
-from fedpsa_strategy.rules.base import effective_number
+from fedpsa_strategy.rules.base import blocks, effective_number, weighted_step
 from fedpsa_strategy.rules.fedpsa import Thermometer, cosine, softmax
 
 
@@ -200,3 +200,16 @@ def test_state_dict_round_trip_continues_bit_for_bit(make):
 def test_impossible_parameters_are_refused_by_name(make, name):
     with pytest.raises(ValueError, match=name):
         make()
+
+
+def test_work_in_blocks_has_the_bits_of_work_on_whole_vectors():
+    generator = np.random.default_rng(0)
+    for size in (1, 2**14, 2**14 + 1, 50_000):
+        model, *deltas = generator.standard_normal((4, size)).astype(np.float32)
+        expected = model.copy()
+        for weight, delta in zip((0.2, 0.3, 0.5), deltas, strict=True):
+            expected += delta * np.float32(weight)
+        found = weighted_step(model, (0.2, 0.3, 0.5), deltas)
+        assert found.dtype == np.float32
+        np.testing.assert_array_equal(found, expected)
+        assert sum(len(model[part]) for part in blocks(size)) == size
