@@ -1,0 +1,1 @@
+"""What everything costs, measured: one module, one command, one page of results each."""
