@@ -20,8 +20,8 @@ STEPS = ("eager", "compiled")
 _MOST_COMPILED_VARIANTS = 64
 
 # A call of compiled code costs about as much as two steps of a small model. So such a model takes
-# several steps in a call, which a large one would only take longer to compile for.
-_STEPS_PER_CALL = 8
+# up to so many steps in a call, which a large one would only take longer to compile for.
+_STEPS_PER_CALL = 10
 _SMALL_MODEL = 2**17
 
 Epoch = Callable[[Tensor, Tensor], Tensor]
@@ -159,7 +159,7 @@ def _compiled_epoch(
     weight = torch.tensor(proximal, device=device)
     compiled = _compiled()
     small = sum(parameter.numel() for parameter in parameters) <= _SMALL_MODEL
-    group = batch_size * _STEPS_PER_CALL if small else batch_size
+    most_steps = _STEPS_PER_CALL if small else 1
 
     def steps(inputs: Tensor, targets: Tensor) -> Tensor:
         try:
@@ -174,16 +174,22 @@ def _compiled_epoch(
             ) from error
 
     def epoch(inputs: Tensor, targets: Tensor) -> Tensor:
-        grouped = len(inputs) // group * group
-        losses = [
-            steps(x, y)
-            for size, part in ((group, slice(grouped)), (batch_size, slice(grouped, None)))
-            for x, y in zip(inputs[part].split(size), targets[part].split(size), strict=True)
-            if len(x)
-        ]
-        return torch.cat(losses)
+        sizes = _samples_per_call(len(inputs), batch_size, most_steps)
+        calls = zip(inputs.split(sizes), targets.split(sizes), strict=True)
+        return torch.cat([steps(x, y) for x, y in calls])
 
     return epoch
+
+
+def _samples_per_call(num_samples: int, batch_size: int, most_steps: int) -> list[int]:
+    """Share the full batches of an epoch out to as few and as equal calls as can be.
+
+    Equal, because every other size has to be compiled; a last, shorter batch has its own call.
+    """
+    full, rest = divmod(num_samples, batch_size)
+    num_calls = -(-full // most_steps)
+    steps = [full // num_calls + (call < full % num_calls) for call in range(num_calls)]
+    return [batch_size * count for count in steps] + [rest] * bool(rest)
 
 
 def _from_compiler(error: Exception) -> bool:
