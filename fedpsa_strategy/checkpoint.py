@@ -78,6 +78,9 @@ class CheckpointStore:
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
+        # Higher numbers are of a future that did not happen: the run went on from before it.
+        for future in [other for other in self.paths() if other > path]:
+            future.unlink(missing_ok=True)
         for old in self.paths()[: -self.keep]:
             old.unlink(missing_ok=True)
         return path

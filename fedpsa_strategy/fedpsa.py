@@ -116,9 +116,11 @@ class FedPSA(AsyncStrategy):
 
     def inspect(self, task: Task, reply: TrainReply) -> TrainReply:
         """Recompute the sketch of a seeded choice of uploads: κ must not rest on a lie."""
+        # What is refused for its norm is not worth an audit; what is clipped is audited as it came.
+        checked = super().inspect(task, reply)
         if uniform(self.seed, "audit", task.sequence) < self.audit_fraction:
             self._audit(task, reply)
-        return super().inspect(task, reply)
+        return checked
 
     def _audit(self, task: Task, reply: TrainReply) -> None:
         state = self.state

@@ -5,7 +5,8 @@ from __future__ import annotations
 import heapq
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -143,30 +144,29 @@ class AsyncLoop:
         if saved is None:
             self._evaluate()
         else:
-            self._send(strategy.resume_messages(tasks, self.train_config), again=True)
+            self._send(strategy.resume_messages(tasks, self.train_config))
         if strategy.checkpointer is not None:
             strategy.checkpointer.begin(state.version)
         try:
             while (reason := self._stop_reason()) is None:
-                self._consistent = False
                 self._refresh_nodes()
                 self._dispatch()
                 self._check_alive()
-                self._consistent = True
                 self._poll()
-                self._consistent = False
-                self._process_next()
-                self._consistent = True
+                with self._changing():
+                    self._process_next()
                 self._save_checkpoint(only_if_due=True)
-        except (SystemExit, KeyboardInterrupt):
+        except BaseException:  # a signal, or a grid that says the run is over
             self._save_checkpoint()
             raise
-        if reason == STOP_REQUESTED:
+        stopped = reason == STOP_REQUESTED
+        if stopped:  # nobody waits for clients any more
             self._save_checkpoint()
         # The last point of a curve over virtual time is the end; real time has moved on already.
         if self._evaluated != (state.version, clock.now if clock.virtual else self._evaluated_at):
-            self._evaluate()
-        self._finish_evaluations()
+            self._evaluate(on_clients=not stopped)
+        if not stopped:
+            self._finish_evaluations()
         log.info("The run ends: %s", reason)
         strategy.emit(
             RunEnded(
@@ -186,6 +186,17 @@ class AsyncLoop:
         return None if self._evaluated is None else self._evaluated[1]
 
     # --- Checkpoints ---------------------------------------------------------------------------
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Mark a change of the state that must not be seen, and saved, half done.
+
+        Outside of these, an exception leaves a state that can be saved. What a grid does is always
+        outside: that is where a run waits, and where it learns that it has been ended.
+        """
+        self._consistent = False
+        yield
+        self._consistent = True  # not after an exception
 
     def _save_checkpoint(self, *, only_if_due: bool = False) -> None:
         strategy, state = self.strategy, self.strategy.state
@@ -318,15 +329,16 @@ class AsyncLoop:
         self._next_refresh = self.monotonic() + _NODE_REFRESH
         clients = self.strategy.state.clients
         connected, known = set(self.grid.get_node_ids()), clients.node_ids
-        for node_id in sorted(known - connected):
-            client = clients.leave(node_id)
-            log.info("Client %d (node %d) left", client.index, node_id)
-            self.strategy.emit(
-                NodeLeft(time=self.strategy.clock.now, node_id=node_id, client=client.index)
-            )
-        for node_id in sorted(connected - known):
-            log.info("Node %d joined", node_id)
-            self._join(node_id, _Answer())
+        with self._changing():
+            for node_id in sorted(known - connected):
+                client = clients.leave(node_id)
+                log.info("Client %d (node %d) left", client.index, node_id)
+                self.strategy.emit(
+                    NodeLeft(time=self.strategy.clock.now, node_id=node_id, client=client.index)
+                )
+            for node_id in sorted(connected - known):
+                log.info("Node %d joined", node_id)
+                self._join(node_id, _Answer())
 
     # --- Messages ------------------------------------------------------------------------------
 
@@ -335,29 +347,30 @@ class AsyncLoop:
         strategy, state = self.strategy, self.strategy.state
         if state.clients.num_busy >= strategy.concurrency:
             return
-        self._send(
-            list(
+        with self._changing():
+            messages = list(
                 strategy.configure_train(
                     state.version + 1, state.arrays, self.train_config, self.grid
                 )
             )
-        )
+        self._send(messages)
 
-    def _send(self, messages: list[Message], *, again: bool = False) -> None:
+    def _send(self, messages: list[Message]) -> None:
         """Push train messages and wait for their replies from now on."""
         if not messages:
             return
         strategy = self.strategy
         accepted = set(self.grid.push_messages(messages))
         expires = self.monotonic() + self.timeout
-        for task in strategy.confirm_sent(messages, again=again):
-            self._unanswered[task.message_id] = expires
-            if task.due is not None:
-                heapq.heappush(self._queue, (task.due, task.sequence, task.message_id))
-            if task.message_id not in accepted:
-                self._arrive(task.message_id, None)
-        for task, _ in list(strategy.state.prepared.values()):
-            strategy.reject(task, "the message could not be sent")
+        with self._changing():
+            for task in strategy.confirm_sent(messages):
+                self._unanswered[task.message_id] = expires
+                if task.due is not None:
+                    heapq.heappush(self._queue, (task.due, task.sequence, task.message_id))
+                if task.message_id not in accepted:
+                    self._arrive(task.message_id, None)
+            for task, _ in list(strategy.state.prepared.values()):
+                strategy.reject(task, "the message could not be sent")
 
     def _poll(self) -> None:
         """Collect what has arrived, or sleep a little; not needed while a reply is at hand."""
@@ -457,7 +470,7 @@ class AsyncLoop:
                 return True
         return False
 
-    def _evaluate(self) -> None:
+    def _evaluate(self, *, on_clients: bool = True) -> None:
         """Evaluate the current version, here and, if the strategy wants it, on clients."""
         strategy, state = self.strategy, self.strategy.state
         if self.evaluate_fn is not None:
@@ -472,7 +485,7 @@ class AsyncLoop:
                 self._accuracy = accuracy if isinstance(accuracy, float) else None
         moved = self._evaluated is None or self._evaluated[0] != state.version
         self._evaluated = (state.version, strategy.clock.now)
-        if not moved:
+        if not moved or not on_clients:
             return
         messages = list(
             strategy.configure_evaluate(
@@ -558,6 +571,7 @@ class AsyncLoop:
         num_nodes = len(state.clients)
         worn_out = state.rejected_in_a_row >= strategy.max_failures * max(num_nodes, 1)
         if worn_out or (not state.in_flight and num_nodes and self._all_paused()):
+            self._consistent = False  # who goes on from here would end here again
             reasons = "; ".join(f"{count}x {text}" for text, count in state.reasons.most_common(3))
             raise AllClientsFailedError(
                 f"{state.rejected_in_a_row} replies in a row were unusable, from {num_nodes} "

@@ -61,7 +61,9 @@ class NormGuard:
                 raise InvalidReplyError(f"the update's norm {norm:.4g} is above {limit:.4g}")
             scale = limit / norm
             delta = reply.delta * reply.delta.dtype.type(scale)
-            reply = replace(reply, delta=delta, squared_norm=limit**2)
-            norm = limit
-        self.norms.append(norm)
+            return replace(reply, delta=delta, squared_norm=limit**2)
         return reply
+
+    def record(self, reply: TrainReply) -> None:
+        """Take note of the norm of an update that counts."""
+        self.norms.append(math.sqrt(reply.squared_norm))

@@ -38,7 +38,11 @@ def take_snapshot(strategy: AsyncStrategy) -> dict[str, Any]:
         ],
         "integers": dict(state.integers),
         "norms": list(strategy.norm_guard.norms),
-        "tasks": [asdict(task) for task in state.in_flight.values()],
+        # Also those that are just being sent: whether they arrived, nobody knows.
+        "tasks": [
+            asdict(task)
+            for task in [*state.in_flight.values(), *(task for task, _ in state.prepared.values())]
+        ],
         "clients": [asdict(client) for client in state.clients],
         "waiting": sorted(state.clients.waiting),
         "round_metrics": [

@@ -544,10 +544,10 @@ class AsyncStrategy(Strategy):
         """Look at a well-formed update before it counts; raises InvalidReplyError."""
         return self.norm_guard.check(reply)
 
-    def confirm_sent(self, messages: Iterable[Message], *, again: bool = False) -> list[Task]:
+    def confirm_sent(self, messages: Iterable[Message]) -> list[Task]:
         """Note the ids that pushing gave to prepared messages; return their tasks.
 
-        Tasks that are sent `again` after a resume were counted when they were first sent.
+        Tasks that were sent before the run was resumed were counted then.
         """
         state = self.state
         tasks = []
@@ -557,6 +557,7 @@ class AsyncStrategy(Strategy):
                 found := state.prepared.pop(message.metadata.dst_node_id, None)
             ):
                 task = found[0]
+                sent_before = bool(task.message_id)
                 task.message_id = message_id
                 state.in_flight[message_id] = task
                 tasks.append(task)
@@ -567,7 +568,7 @@ class AsyncStrategy(Strategy):
                     "node_id": task.node_id,
                     "version": task.version,
                 }
-                if again:
+                if sent_before:
                     self.emit(Resent(**about))
                 else:
                     self.emit(Dispatched(**about, num_bytes=count_bytes(message.content)))
@@ -662,6 +663,7 @@ class AsyncStrategy(Strategy):
             extra=reply.extra,
         )
         model = self.rule.add(update)
+        self.norm_guard.record(reply)
         client = self._free(task)
         client.failures = 0
         client.num_examples = reply.num_examples

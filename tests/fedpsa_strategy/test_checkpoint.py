@@ -39,6 +39,25 @@ class Killed(BaseException):
     """The server's process is gone."""
 
 
+class Stopped(BaseException):
+    """What a grid says when the run has been ended elsewhere."""
+
+
+class Store(CheckpointStore):
+    """A store that a process which was killed cannot write to any more."""
+
+    alive = True
+
+    def kill(self):
+        self.alive = False
+        raise Killed
+
+    def save(self, number, state):
+        if not self.alive:
+            raise Killed
+        return super().save(number, state)
+
+
 def client(message):
     """A deterministic function of the message, as every real client is; integers included."""
     rng = np.random.default_rng(message.content["config"]["seed"])
@@ -54,18 +73,28 @@ def client(message):
     return content
 
 
-def go(method, *, store=None, resume=None, die_after=None, num_versions=7, every=1, seed=3):
+def go(
+    method,
+    *,
+    store=None,
+    resume=None,
+    die_after=None,
+    stop_at_call=None,
+    num_versions=7,
+    every=1,
+    seed=3,
+):
     answered = [0]
 
     def behaviour(message):
         answered[0] += 1
         if die_after is not None and answered[0] > die_after:
-            raise Killed
+            store.kill()
         return client(message)
 
     recorder = Recorder()
     evaluate, _ = counting_evaluation()
-    grid = ScriptedGrid(6, behaviour)
+    grid = ScriptedGrid(6, behaviour) if stop_at_call is None else Closing(stop_at_call)
     grid.nodes = [seed * 100 + node for node in grid.nodes]  # other ids in every process
     strategy = METHODS[method](
         max_in_flight=3,
@@ -82,6 +111,28 @@ def go(method, *, store=None, resume=None, die_after=None, num_versions=7, every
     return result, recorder
 
 
+class Closing(ScriptedGrid):
+    """A grid of which every call fails from the n-th on that has to do with train messages."""
+
+    def __init__(self, calls):
+        super().__init__(6, client)
+        self.calls = calls
+
+    def _count(self, train):
+        self.calls -= train
+        if self.calls < 0:
+            raise Stopped
+
+    def push_messages(self, messages):
+        accepted = super().push_messages(messages)  # they arrived, but nobody is told
+        self._count(messages[0].metadata.message_type == "train")
+        return accepted
+
+    def pull_messages(self, message_ids):
+        self._count(self.outstanding_train > 0)
+        return super().pull_messages(message_ids)
+
+
 def values(result):
     history = {v: dict(m) for v, m in result.evaluate_metrics_serverapp.items()}
     train = {v: dict(m) for v, m in result.train_metrics_clientapp.items()}
@@ -94,7 +145,7 @@ def test_a_run_killed_anywhere_and_resumed_ends_in_the_same_model(method, tmp_pa
     num_uploads = len(recorder.of("upload"))
     resumed = 0
     for die_after in range(1, num_uploads, 2):
-        store = CheckpointStore(tmp_path / str(die_after))
+        store = Store(tmp_path / str(die_after))
         with pytest.raises(Killed):
             go(method, store=store, die_after=die_after)
         if not store.paths():
@@ -111,9 +162,9 @@ def test_a_run_killed_anywhere_and_resumed_ends_in_the_same_model(method, tmp_pa
 
 def test_a_run_can_be_interrupted_again_and_again(tmp_path):
     whole, _ = go("fedpsa", num_versions=12)
-    store = CheckpointStore(tmp_path)
     saved, deaths = None, 0
     for attempt in range(50):
+        store = Store(tmp_path)
         try:
             result, _ = go(
                 "fedpsa", store=store, resume=saved, die_after=7, num_versions=12, seed=attempt
@@ -126,6 +177,31 @@ def test_a_run_can_be_interrupted_again_and_again(tmp_path):
     assert values(result) == values(whole)
 
 
+@pytest.mark.parametrize("method", ["fedpsa", "fedavg"])
+def test_whatever_the_grid_is_asked_when_it_ends_the_run_nothing_is_lost(method, tmp_path):
+    whole, recorder = go(method)
+
+    def without_node(events):
+        return [{**event.to_dict(), "node_id": 0} for event in events]
+
+    expected = {kind: without_node(recorder.of(kind)) for kind in ("dispatch", "upload")}
+    done = set()
+    for calls in range(20):
+        store = CheckpointStore(tmp_path / str(calls))
+        with pytest.raises(Stopped):
+            go(method, store=store, every=0, stop_at_call=calls)
+        (path,) = store.paths()
+        again, later = go(method, resume=load(path), seed=4)
+        assert values(again) == values(whole)
+        done.add(load(path)["uploads"])
+        for kind, events in expected.items():
+            # What comes after the resume is the rest, to the last event.
+            rest = without_node(later.of(kind))
+            assert rest == events[len(events) - len(rest) :]
+        assert len(later.of("upload")) == len(expected["upload"]) - load(path)["uploads"]
+    assert len(done) > 3
+
+
 def test_with_the_wall_clock_only_what_came_after_the_checkpoint_is_lost(tmp_path):
     def attempt(saved, die_after):
         answered = [0]
@@ -133,7 +209,7 @@ def test_with_the_wall_clock_only_what_came_after_the_checkpoint_is_lost(tmp_pat
         def behaviour(message):
             answered[0] += 1
             if die_after and answered[0] > die_after:
-                raise Killed
+                store.kill()
             return update()
 
         grid = ScriptedGrid(4, behaviour, delay=lambda message: 1.0)
@@ -145,12 +221,13 @@ def test_with_the_wall_clock_only_what_came_after_the_checkpoint_is_lost(tmp_pat
         )
         return strategy, lambda: run(strategy, grid, num_versions=20)
 
-    store = CheckpointStore(tmp_path)
+    store = Store(tmp_path)
     strategy, start = attempt(None, 17)
     with pytest.raises(Killed):
         start()
     reached = strategy.state.version
     saved = store.load_newest()
+    store = CheckpointStore(tmp_path)
     assert reached - 3 < saved["version"] <= reached
     strategy, start = attempt(saved, None)
     result = start()
@@ -210,6 +287,13 @@ def test_the_newest_are_kept(tmp_path):
         store.save(number, {"number": number})
     assert [load(path)["number"] for path in store.paths()] == [3, 4]
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_future_that_did_not_happen_is_removed(tmp_path):
+    store = CheckpointStore(tmp_path, keep=1)
+    store.save(9, {"number": 9}).write_bytes(b"damaged")
+    store.save(5, {"number": 5})
+    assert [load(path)["number"] for path in store.paths()] == [5]
 
 
 @pytest.mark.parametrize(
