@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import platform
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from importlib.metadata import version
@@ -21,12 +22,16 @@ from server_app.curve import draw_curve
 from server_app.progress import DAY, Progress, area_under_curve
 from server_app.run_dir import EventLog, RunDir, model_sha256, read_events
 from server_app.settings import Settings, SettingsError
+from server_app.stopping import StopSignals
 from server_app.tensorboard import TensorBoardLog
 from task.hardware import set_threads
 
 log = logging.getLogger("flwr")
 
 app = ServerApp()
+
+# Flower gives a signal once and may hold up the run's thread: it must not wait for ever.
+_PATIENCE = 2.5
 
 
 @app.main()
@@ -39,10 +44,13 @@ def main(grid: Grid, context: Context) -> None:
         if isinstance(path := context.run_config.get("run-dir"), str) and path:
             RunDir(Path(path)).write_summary({"status": "failed", "error": str(error)})
         raise
-    run_settings(grid, settings)
+    with StopSignals(_PATIENCE) as signals:
+        run_settings(grid, settings, signals.requested)
 
 
-def run_settings(grid: Grid, settings: Settings) -> dict[str, Any]:
+def run_settings(
+    grid: Grid, settings: Settings, stop_fn: Callable[[], bool] | None = None
+) -> dict[str, Any]:
     """Run an experiment, write its folder and return its summary.
 
     Parameters
@@ -51,6 +59,9 @@ def run_settings(grid: Grid, settings: Settings) -> dict[str, Any]:
         Where the nodes are.
     settings : Settings
         What to run.
+    stop_fn : Callable[[], bool] | None (default: None)
+        Asked about twice a second; the run ends in good order when it returns True, or when there
+        is a file `stop-requested` in its folder.
     """
     if not settings.run_dir:
         default = RunDir.default_path(settings.strategy, settings.dataset)
@@ -79,7 +90,8 @@ def run_settings(grid: Grid, settings: Settings) -> dict[str, Any]:
             experiment = build_experiment(settings, listeners)
             strategy = experiment.strategy
             # On the Ray engine no signal reaches this thread; a file does on every engine.
-            strategy.stop_fn = (run_dir.path / "stop-requested").exists
+            requested = (run_dir.path / "stop-requested").exists
+            strategy.stop_fn = lambda: requested() or (stop_fn is not None and stop_fn())
             strategy.resume_from = saved
             strategy.checkpointer = Checkpointer(
                 checkpoint_store(settings, run_dir),
@@ -102,7 +114,8 @@ def run_settings(grid: Grid, settings: Settings) -> dict[str, Any]:
         summary["status"] = "stopped" if progress.end_reason == STOP_REQUESTED else "completed"
         summary["model_sha256"] = model_sha256(result.arrays)
     except BaseException as error:
-        if isinstance(error, SystemExit | KeyboardInterrupt):
+        # A signal, or Flower's word that the run was stopped.
+        if not isinstance(error, Exception):
             summary["status"] = "stopped"
         summary["error"] = f"{type(error).__name__}: {error}"
         raise

@@ -10,13 +10,11 @@ import contextlib
 import itertools
 import logging
 import os
-import signal
-import threading
 import time
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any
 
 from flwr.app import Message, RecordDict
@@ -26,6 +24,7 @@ from flwr.supercore.run import Run
 from fedpsa_strategy.errors import FedPSAError
 from server_app.app import run_settings
 from server_app.settings import Settings, SettingsError
+from server_app.stopping import StopSignals
 from simulation.environment import ConfigValue
 from simulation.errors import LaunchFailed, RunFailed
 from simulation.local_identity import SERVER_NODE_ID, act_as, give_id
@@ -276,7 +275,8 @@ def run_locally(
     RunFailed
         If the run did not complete; the text says why.
     KeyboardInterrupt
-        After Ctrl-C, when all workers have ended.
+        After Ctrl-C, when the run has saved a checkpoint and its results so far, and all workers
+        have ended. SIGTERM and SIGHUP do the same with `SystemExit`.
     """
     try:
         settings = Settings.from_run_config(run_config)
@@ -284,19 +284,19 @@ def run_locally(
         raise LaunchFailed(str(error)) from error
     if settings.run_dir:
         (Path(settings.run_dir) / STOP_REQUEST).unlink(missing_ok=True)
-    with _log_level(logging.INFO if stream else logging.WARNING), _termination_as_exit():
-        summary = _run(settings, workers)
+    with _log_level(logging.INFO if stream else logging.WARNING), StopSignals() as signals:
+        summary = _run(settings, workers, signals.requested)
     if summary["status"] != "completed":
         raise RunFailed(f"The run was {summary['status']}.", summary=summary)
     return summary
 
 
-def _run(settings: Settings, workers: int) -> dict[str, Any]:
+def _run(settings: Settings, workers: int, stop_fn: Callable[[], bool]) -> dict[str, Any]:
     if settings.step == "compiled":
         log.info("Every worker compiles the training step first: up to a minute, less if cached.")
     try:
         with LocalGrid(settings.num_clients, settings.to_run_config(), workers=workers) as grid:
-            return run_settings(grid, settings)
+            return run_settings(grid, settings, stop_fn)
     except RunFailed:
         raise
     except Exception as error:
@@ -314,21 +314,3 @@ def _log_level(level: int) -> Iterator[None]:
         yield
     finally:
         log.setLevel(before)
-
-
-@contextlib.contextmanager
-def _termination_as_exit() -> Iterator[None]:
-    """Let SIGTERM end the run like Ctrl-C does: with a checkpoint, and without workers left."""
-
-    def leave(number: int, _frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    ours = threading.current_thread() is threading.main_thread()
-    if not ours or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield
-        return
-    signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -66,8 +66,6 @@ def wait_for(condition: Callable[[], object], process: subprocess.Popen[str]) ->
 
 
 @pytest.mark.engine
-# Whether the interrupt leaves a checkpoint depends on the moment it comes.
-@pytest.mark.slow
 def test_an_interrupted_experiment_goes_on_where_it_stopped(
     tmp_path: Path,
     marked: Alive,

@@ -1,0 +1,83 @@
+"""Signals that end programs become a wish to stop, which the run grants after its current step."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import Any
+
+_NUMBERS = tuple(
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+)
+_NOTICE = b"Stopping after the current step; a second signal does not wait for it.\n"
+
+
+class StopSignals:
+    """While the block runs, the first SIGINT, SIGTERM or SIGHUP only asks the run to stop.
+
+    The handler that was there before gets the signal when the block ends, so that the program ends
+    as it would have; or at once, when a second signal comes or the patience is over. Signals that
+    are ignored stay ignored. In another thread than the main one nothing happens.
+
+    Parameters
+    ----------
+    patience : float | None (default: None)
+        Seconds that the run has for ending by itself; None: as long as it takes.
+    """
+
+    def __init__(self, patience: float | None = None) -> None:
+        self.patience = patience
+        self._received: int | None = None
+        self._before: dict[int, Any] = {}
+        self._timer: threading.Timer | None = None
+
+    def requested(self) -> bool:
+        """Return whether a signal has come."""
+        return self._received is not None
+
+    def __enter__(self) -> StopSignals:
+        if threading.current_thread() is threading.main_thread():
+            for number in _NUMBERS:
+                if signal.getsignal(number) not in (signal.SIG_IGN, None):
+                    self._before[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._restore()
+        if self._received is not None and error is None:
+            self._deliver(self._received, None)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._received is not None:
+            self._restore()
+            self._deliver(number, frame)
+            return
+        self._received = number
+        # Not logged: a signal may come in the middle of a log line.
+        with contextlib.suppress(OSError):
+            os.write(2, _NOTICE)
+        if self.patience is not None:
+            self._timer = threading.Timer(self.patience, os.kill, (os.getpid(), number))
+            self._timer.daemon = True
+            self._timer.start()
+
+    def _restore(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _deliver(self, number: int, frame: FrameType | None) -> None:
+        handler = self._before[number]
+        if callable(handler):
+            handler(number, frame)
+        else:  # the default is to end the process on the spot: its files are to be closed first
+            raise SystemExit(128 + number)

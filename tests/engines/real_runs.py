@@ -1,0 +1,104 @@
+"""What tests against real processes share: settings, waiting, and what must always hold."""
+
+import contextlib
+import json
+import shutil
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import load_file
+
+from fedpsa_strategy.checkpoint import CheckpointStore
+
+APP = Path(__file__).parents[2]
+SMALL = {
+    "num-clients": 3,
+    "buffer-size": 2,
+    "queue-size": 4,
+    "max-in-flight": 2,
+    "lr": 0.1,
+    "local-epochs": 1,
+    "checkpoint-versions": 1,
+    "evaluate-every": 1,
+}
+WALL = {"clock": "wall", "min-nodes": 2, "node-timeout": 90.0}
+
+
+def config(folder, name="run", **settings):
+    """Return a run config whose files are all below `folder`."""
+    return SMALL | {"run-dir": str(folder / name), "cache-dir": str(folder / "cache")} | settings
+
+
+def copy_app(folder, files, client_app="client_app.app:app"):
+    """Copy the app to `folder`, with more files in it and perhaps another ClientApp."""
+    for package in ("fedpsa_strategy", "server_app", "client_app", "task"):
+        ignore = shutil.ignore_patterns("__pycache__", "dashboard")
+        shutil.copytree(APP / package, folder / package, ignore=ignore)
+    text = (APP / "pyproject.toml").read_text()
+    assert '"client_app.app:app"' in text
+    (folder / "pyproject.toml").write_text(text.replace('"client_app.app:app"', f'"{client_app}"'))
+    for name, content in files.items():
+        (folder / name).write_text(content)
+    return folder
+
+
+def events(run_dir, kind=None):
+    path = Path(run_dir) / "events.jsonl"
+    if not path.exists():
+        return []
+    lines = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
+    return [line for line in lines if kind in (None, line["event"])]
+
+
+def uploads(run_dir):
+    """Return what was uploaded, without what differs between two runs of the same settings."""
+    other = ("wall", "node_id", "metrics")
+    return [
+        {key: value for key, value in event.items() if key not in other}
+        for event in events(run_dir, "upload")
+    ]
+
+
+def newest_checkpoint(run_dir):
+    return CheckpointStore(Path(run_dir) / "checkpoints").load_newest()
+
+
+def wait_for(condition, timeout=180.0, what="the condition"):
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not come within {timeout:g} s"
+        time.sleep(0.2)
+
+
+def processes_named(deployment, name):
+    """Pids of this deployment's processes whose command line holds `name`."""
+    found = []
+    for process in deployment.superlink.group.alive():
+        with contextlib.suppress(OSError):
+            command = Path(f"/proc/{process.pid}/cmdline").read_bytes()
+            if name.encode() in command:
+                found.append(process.pid)
+    return found
+
+
+def check_run(run_dir, versions):
+    """What has to hold after every fault."""
+    counted = Counter(event["sequence"] for event in events(run_dir, "upload"))
+    assert max(counted.values()) == 1, "an upload counted twice"
+    assert [event["version"] for event in events(run_dir, "aggregate")] == list(
+        range(1, versions + 1)
+    )
+    assert len(counted) >= 2 * versions
+    model = load_file(Path(run_dir) / "model.safetensors")
+    assert all(np.isfinite(array).all() for array in model.values())
+
+
+def check_same(resumed, whole):
+    """What has to hold after an interruption, with the virtual clock."""
+    assert resumed["model_sha256"] == whole["model_sha256"]
+    assert resumed["uploads"] == whole["uploads"]
+    folders = [summary["settings"]["run-dir"] for summary in (resumed, whole)]
+    assert uploads(folders[0]) == uploads(folders[1])
+    check_run(folders[0], resumed["versions"])

@@ -1,0 +1,112 @@
+"""Runs that are told to stop: a last checkpoint, results so far, and nothing done twice after."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from real_runs import (
+    APP,
+    check_same,
+    config,
+    events,
+    newest_checkpoint,
+    processes_named,
+    wait_for,
+)
+
+from simulation import cli
+from simulation.errors import RunFailed
+from simulation.experiments.scheduler import set_options
+from simulation.grpc_engine import Deployment
+from simulation.local_engine import run_locally
+
+pytestmark = pytest.mark.engine
+
+# Nothing is saved on the way: what a stopped run goes on from was written because it was stopped.
+ONLY_THE_LAST = {"checkpoint-versions": 0, "checkpoint-seconds": 0.0}
+
+
+def stopped_with_everything_saved(run_dir):
+    """Check what a stop has to leave behind, and return how many uploads there were."""
+    summary = json.loads((Path(run_dir) / "summary.json").read_text())
+    assert summary["status"] == "stopped"
+    num_uploads = len(events(run_dir, "upload"))
+    assert newest_checkpoint(run_dir)["uploads"] == summary["uploads"] == num_uploads
+    return num_uploads
+
+
+def launch(*arguments, **options):
+    return subprocess.Popen(
+        [sys.executable, "-m", "simulation", *arguments],
+        cwd=APP,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        # Whoever started the tests in the background may have had SIGINT ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        **options,
+    )
+
+
+@pytest.mark.parametrize(("number", "workers"), [(signal.SIGINT, 2), (signal.SIGTERM, 0)])
+def test_the_local_engine_stops_with_a_checkpoint_and_results(tmp_path, number, workers):
+    rounds = {"num-server-rounds": 150, "num-clients": 6, "evaluate-every": 50, **ONLY_THE_LAST}
+    whole = run_locally(config(tmp_path, "whole", **rounds), workers=0, stream=False)
+    settings = config(tmp_path, **rounds)
+    command = ["run", "--engine", "local", "--workers", str(workers), *set_options(settings)]
+    process = launch(*command)
+    wait_for(lambda: len(events(settings["run-dir"], "upload")) > 10, what="ten uploads")
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == (cli.INTERRUPTED if number == signal.SIGINT else 128 + number)
+    assert "Traceback" not in errors
+    assert 10 < stopped_with_everything_saved(settings["run-dir"]) < whole["uploads"]
+    for name in ("model.safetensors", "curve.png"):
+        assert (Path(settings["run-dir"]) / name).stat().st_size > 0
+    resumed = run_locally(settings | {"resume": "true"}, workers=workers, stream=False)
+    check_same(resumed, whole)
+
+
+@pytest.mark.slow
+def test_a_deployed_run_that_is_stopped_in_every_way_goes_on_where_it_stopped(tmp_path):
+    rounds = {"num-server-rounds": 8, **ONLY_THE_LAST}
+    whole = run_locally(config(tmp_path, "whole", **rounds), workers=0)
+    settings = config(tmp_path, **rounds)
+    run_dir = settings["run-dir"]
+    resume = settings | {"resume": "true"}
+
+    def more_than(number):
+        wait_for(lambda: len(events(run_dir, "upload")) > number, what="uploads")
+
+    # Ctrl-C on the command.
+    process = launch("deploy", "--nodes", "3", *set_options(settings))
+    more_than(1)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == cli.INTERRUPTED, errors
+    done = stopped_with_everything_saved(run_dir)
+
+    with Deployment(APP, num_nodes=3) as deployment:
+        # Flower's own command, which nobody has prepared the ServerApp for.
+        run = deployment.submit(resume)
+        more_than(done)
+        deployment.superlink.flwr("stop", run.run_id, deployment.superlink.connection)
+        with pytest.raises(RunFailed, match="stopped"):
+            run.wait(timeout=120)
+        wait_for(lambda: not processes_named(deployment, "flwr-serverapp"), what="its end")
+        done = stopped_with_everything_saved(run_dir)
+
+        # A signal to the process.
+        run = deployment.submit(resume)
+        more_than(done)
+        (pid,) = processes_named(deployment, "flwr-serverapp")
+        os.kill(pid, signal.SIGTERM)
+        with pytest.raises(RunFailed, match="stopped"):
+            run.wait(timeout=120)
+        stopped_with_everything_saved(run_dir)
+
+        check_same(deployment.run(resume), whole)
