@@ -77,6 +77,9 @@ class Deployment:
         Folder for the logs of the processes; a temporary one by default.
     flwr_home : Path | None (default: None)
         Folder for Flower's state, which is then kept; a temporary one by default.
+    database : Path | None (default: None)
+        File that keeps the SuperLink's state, so that it knows its nodes and runs again after
+        `restart_superlink`; by default the state lives in memory.
 
     Attributes
     ----------
@@ -96,6 +99,7 @@ class Deployment:
         node_configs: Sequence[Mapping[str, ConfigValue]] | None = None,
         log_dir: Path | None = None,
         flwr_home: Path | None = None,
+        database: Path | None = None,
     ) -> None:
         if node_configs is None:
             node_configs = [
@@ -106,7 +110,9 @@ class Deployment:
         self.app_dir = Path(app_dir).resolve()
         self.nodes: list[Node] = []
         self._node_configs = node_configs
-        self._context = running_superlink(simulation=False, log_dir=log_dir, flwr_home=flwr_home)
+        self._context = running_superlink(
+            simulation=False, log_dir=log_dir, flwr_home=flwr_home, database=database
+        )
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Deployment:
@@ -124,6 +130,15 @@ class Deployment:
         trace: TracebackType | None,
     ) -> None:
         self._stack.__exit__(kind, error, trace)
+
+    def restart_superlink(self) -> None:
+        """Start the SuperLink again after it was killed, and wait until all nodes are back.
+
+        Without a database it knows nothing of before: its nodes come back under new ids.
+        """
+        self.superlink.restart()
+        running = [node for node in self.nodes if node.running]
+        self._wait_until_online(running, before=set())
 
     @property
     def superlink_pid(self) -> int:

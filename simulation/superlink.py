@@ -45,27 +45,58 @@ class SuperLink:
         The name under which Flower's commands know it.
     fleet_address : str
         Where SuperNodes connect to.
+
+    Parameters
+    ----------
+    group : ProcessGroup
+        Where to start it.
+    folder : Path
+        The launch's private folder.
+    simulation : bool
+        Whether it simulates its SuperNodes with Ray, or waits for real ones.
+    database : Path | None (default: None)
+        File that keeps its state; by default the state lives in memory and ends with it.
     """
 
-    def __init__(self, group: ProcessGroup, folder: Path, *, simulation: bool) -> None:
+    def __init__(
+        self,
+        group: ProcessGroup,
+        folder: Path,
+        *,
+        simulation: bool,
+        database: Path | None = None,
+    ) -> None:
         self.group = group
         self.folder = folder
         self.connection = f"launch-{group.token[:8]}"
+        self._restarts = 0
         self._port = free_port()
         self.fleet_address = f"{LOOPBACK}:{free_port() if fleet_over_grpc() else self._port}"
         self._add_connection(Path(group.environment["FLWR_HOME"]))
-        # Without --database the state lives in memory: it ends with the launch anyway.
-        self.process = group.start(
-            "superlink",
-            [
-                "flower-superlink",
-                "--insecure",
-                "--isolation=subprocess",
-                f"--host={LOOPBACK}",
-                f"--port={self._port}",
-                *(["--simulation"] if simulation else fleet_options(self.fleet_address)),
-            ],
-        )
+        self._command = [
+            "flower-superlink",
+            "--insecure",
+            "--isolation=subprocess",
+            f"--host={LOOPBACK}",
+            f"--port={self._port}",
+            *(["--simulation"] if simulation else fleet_options(self.fleet_address)),
+            *([] if database is None else [f"--database={database}"]),
+        ]
+        self.process = group.start("superlink", self._command)
+
+    def restart(self) -> None:
+        """Start it again after its end, at the same addresses, and wait until it answers.
+
+        Raises
+        ------
+        LaunchFailed
+            If it has not ended, or does not start.
+        """
+        if self.process.running:
+            raise LaunchFailed("The SuperLink is still running.")
+        self._restarts += 1
+        self.process = self.group.start(f"superlink-{self._restarts}", self._command)
+        self.wait_until_healthy()
 
     def _add_connection(self, flwr_home: Path) -> None:
         flwr_home.mkdir(parents=True, exist_ok=True)
@@ -157,7 +188,11 @@ class SuperLink:
 
 @contextlib.contextmanager
 def running_superlink(
-    *, simulation: bool, log_dir: Path | None = None, flwr_home: Path | None = None
+    *,
+    simulation: bool,
+    log_dir: Path | None = None,
+    flwr_home: Path | None = None,
+    database: Path | None = None,
 ) -> Iterator[SuperLink]:
     """Start a SuperLink in surroundings of its own, and end everything afterwards.
 
@@ -169,12 +204,14 @@ def running_superlink(
         Folder for the logs of the processes; a temporary one by default.
     flwr_home : Path | None (default: None)
         Folder for Flower's state, which is then kept; a temporary one by default.
+    database : Path | None (default: None)
+        File that keeps the SuperLink's state; by default it lives in memory.
     """
     with launch_folder() as folder:
         environment = flower_environment(folder, new_token(), flwr_home)
         with ProcessGroup(
             log_dir or folder / "logs", environment=environment, folder=folder
         ) as group:
-            superlink = SuperLink(group, folder, simulation=simulation)
+            superlink = SuperLink(group, folder, simulation=simulation, database=database)
             superlink.wait_until_healthy()
             yield superlink
