@@ -25,6 +25,7 @@ SMALL = {
     "lr": 0.1,
     "batch-size": 64,
     "evaluate-every": 2,
+    "audit-fraction": 1.0,
 }
 
 
@@ -76,6 +77,12 @@ def test_the_run_folder_is_complete(summaries):
         assert json.loads((folder / "summary.json").read_text()) == summary
         assert summary["status"] == "completed"
         assert summary["rejected"] == 0
+
+
+def test_honest_clients_pass_a_full_audit_on_every_engine(summaries):
+    for name, summary in summaries.items():
+        assert summary["settings"]["audit-fraction"] == 1.0
+        assert (summary["uploads"], summary["rejected"]) == (8, 0), name
 
 
 def test_it_learns(summaries):
