@@ -76,6 +76,9 @@ class Deployment:
     def compose(self, *arguments, **options):
         return self.shell("docker", "compose", *arguments, **options)
 
+    def down(self):
+        self.compose("--profile", "tools", "down", "--volumes", "--timeout", "5", check=False)
+
     def execute(self, service, *command, **options):
         return self.compose("exec", "-T", service, *command, **options)
 
@@ -141,12 +144,13 @@ def deployment(tmp_path_factory):
     it = Deployment(root)
     try:
         it.shell("./generate.sh", str(NODES))
+        it.down()  # what a test that was killed left behind
         it.compose("build", timeout=3600)
         it.compose("up", "--detach", timeout=900, RUN_NAME="first")
         yield it
     finally:
         it.shell("docker", "rm", "--force", f"{PROJECT}-stranger", check=False)
-        it.compose("--profile", "tools", "down", "--volumes", "--timeout", "5", check=False)
+        it.down()
         if os.environ.get("FEDPSA_DOCKER_KEEP") != "1":
             it.shell("docker", "image", "rm", IMAGE, check=False)
         # The results belong to the containers' user.
