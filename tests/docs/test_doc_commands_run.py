@@ -169,6 +169,13 @@ def test_the_dashboard(checkout):
     assert shell.wait(30) == 0
 
 
+def test_the_library_in_another_environment(checkout):
+    checkout.run(".venv/bin/python -m venv other && other/bin/pip install --no-deps .")
+    (packages,) = (checkout.folder / "other").glob("lib/*/site-packages")
+    assert (packages / "fedpsa_strategy" / "fedpsa.py").exists()
+    assert not any((packages / name).exists() for name in ("server_app", "task", "simulation"))
+
+
 def test_interrupt_and_resume(checkout):
     begin, resume = (
         item.text for item in commands() if "simulation run --run-dir runs/mine" in item.text

@@ -80,3 +80,18 @@ def test_the_example_of_an_own_task_learns(tmp_path, monkeypatch):
     events = map(json.loads, (tmp_path / "run" / "events.jsonl").read_text().splitlines())
     losses = [event["metrics"]["loss"] for event in events if event["event"] == "evaluate"]
     assert losses[-1] < losses[0] / 2
+
+
+def test_troubleshooting_knows_what_the_code_says():
+    root = DOCS.parent
+    folders = ("fedpsa_strategy", "server_app", "client_app", "task", "simulation")
+    sources = [path.read_text() for name in folders for path in (root / name).rglob("*.py")]
+    # As one text each, as the user sees them: literals that go on in the next line are joined.
+    code = re.sub(r'"\s*\n\s*f?"', "", "\n".join(sources))
+    rows = re.findall(r"^\| `(.*?)`", (DOCS / "TROUBLESHOOTING.md").read_text(), re.MULTILINE)
+    assert len(rows) > 10
+    for row in rows:
+        # Numbers and names vary; the words between them do not.
+        parts = [part.strip() for part in re.split(r"\.\.\.|\[|\]|\d+(?:\.\d+)?|`|'", row)]
+        words = max(parts, key=len)
+        assert words in code, row
