@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
 from functools import partial
 from pathlib import Path
@@ -45,6 +46,18 @@ def add_reproduce(subparsers: Subparsers) -> None:
         default=Path("results"),
         metavar="DIR",
         help="folder for tables and figures (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--label",
+        type=_label,
+        default="",
+        metavar="WORD",
+        help="write to NAME-WORD, beside what was found with other options",
+    )
+    parser.add_argument(
+        "--finished-only",
+        action="store_true",
+        help="run nothing, also write when runs are missing",
     )
     parser.set_defaults(handler=reproduce)
 
@@ -162,7 +175,11 @@ def reproduce(arguments: argparse.Namespace) -> int:
         store,
         arguments.out,
         command=command_text(experiment.name, arguments),
+        label=arguments.label,
     )
+    if arguments.finished_only:
+        print(f"The results are in {write(failures={})}", flush=True)
+        return 0
     with make_display(experiment.name) as display:
         scheduler = Scheduler(
             cells,
@@ -262,6 +279,8 @@ def command_text(name: str, arguments: argparse.Namespace) -> str:
     words += ["--seeds", ",".join(map(str, arguments.seeds)), "--days", f"{arguments.days:g}"]
     if arguments.lr_decay_per != "version":
         words += ["--lr-decay-per", arguments.lr_decay_per]
+    if arguments.label:
+        words += ["--label", arguments.label]
     for key, value in arguments.settings:
         words += [] if key in WITHOUT_EFFECT else ["--set", f"{key}={value}"]
     return shlex.join(words)
@@ -317,6 +336,12 @@ def _names(text: str) -> tuple[str, ...]:
     if not names:
         raise argparse.ArgumentTypeError("names nothing")
     return names
+
+
+def _label(text: str) -> str:
+    if not re.fullmatch(r"[a-z0-9][a-z0-9-]*", text):
+        raise argparse.ArgumentTypeError("must be small letters, digits and dashes")
+    return text
 
 
 def _alphas(text: str) -> tuple[float, ...]:

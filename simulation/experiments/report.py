@@ -12,7 +12,7 @@ from simulation.experiments.catalogue import EXPERIMENTS, Experiment
 from simulation.experiments.files import write_atomically
 from simulation.experiments.html import inline_svg, to_html
 from simulation.experiments.options import PAPER_DAYS
-from simulation.experiments.results import CELLS, PNG, SVG, TABLE
+from simulation.experiments.results import CELLS, PNG, SVG, TABLE, folder_name, titled
 from simulation.experiments.rows import Row, from_lines
 
 _PARTS = Path(__file__).parent / "page"
@@ -23,9 +23,20 @@ class Section:
     """The results of one experiment."""
 
     experiment: Experiment
+    label: str
     rows: list[Row]
     table: str
     figure: str
+
+    @property
+    def name(self) -> str:
+        """Its folder, and its place in the page."""
+        return folder_name(self.experiment, self.label)
+
+    @property
+    def title(self) -> str:
+        """Its heading, ready for the page."""
+        return html.escape(titled(self.experiment, self.label))
 
     @property
     def done(self) -> int:
@@ -56,7 +67,12 @@ def write_report(out: Path) -> Path:
     RunFailed
         If there is nothing in it.
     """
-    sections = [found for name in EXPERIMENTS if (found := _read(out / name)) is not None]
+    sections = [
+        found
+        for experiment in EXPERIMENTS.values()
+        for label in _labels(out, experiment)
+        if (found := _read(out, experiment, label)) is not None
+    ]
     if not sections:
         raise RunFailed(
             f"There are no results in {out} yet: make some with `python -m simulation reproduce"
@@ -82,20 +98,27 @@ def page(sections: list[Section]) -> str:
     return template
 
 
-def _read(folder: Path) -> Section | None:
+def _labels(out: Path, experiment: Experiment) -> list[str]:
+    """Return the labels under which there may be results, the one without a label first."""
+    start = f"{experiment.name}-"
+    return ["", *sorted(path.name.removeprefix(start) for path in out.glob(f"{start}*"))]
+
+
+def _read(out: Path, experiment: Experiment, label: str) -> Section | None:
+    folder = out / folder_name(experiment, label)
     try:
         rows = from_lines((folder / CELLS).read_text(encoding="utf-8"))
         table = (folder / TABLE).read_text(encoding="utf-8")
     except FileNotFoundError:
         return None
-    experiment = EXPERIMENTS[folder.name]
-    return Section(experiment, rows, table, _figure(folder, experiment)) if rows else None
+    figure = _figure(folder, experiment)
+    return Section(experiment, label, rows, table, figure) if rows else None
 
 
 def _figure(folder: Path, experiment: Experiment) -> str:
     if (folder / SVG).exists():
         svg = (folder / SVG).read_text(encoding="utf-8")
-        return inline_svg(svg, experiment.name, experiment.summary)
+        return inline_svg(svg, folder.name, experiment.summary)
     if (folder / PNG).exists():
         data = base64.b64encode((folder / PNG).read_bytes()).decode()
         return f'<img alt="{html.escape(experiment.summary)}" src="data:image/png;base64,{data}">'
@@ -103,8 +126,7 @@ def _figure(folder: Path, experiment: Experiment) -> str:
 
 
 def _contents(section: Section) -> str:
-    experiment = section.experiment
-    return f'<li><a href="#{experiment.name}">{html.escape(experiment.title)}</a></li>'
+    return f'<li><a href="#{section.name}">{section.title}</a></li>'
 
 
 def _scale(sections: list[Section]) -> str:
@@ -135,23 +157,22 @@ def _scale(sections: list[Section]) -> str:
 
 
 def _card(section: Section) -> str:
-    experiment = section.experiment
+    summary = html.escape(section.experiment.summary)
     state = "complete" if section.done == section.total else f"{section.done} of {section.total}"
     return (
-        f'<a class="card" href="#{experiment.name}"><b>{html.escape(experiment.title)}</b>'
-        f"<span>{html.escape(experiment.summary)}</span>"
+        f'<a class="card" href="#{section.name}"><b>{section.title}</b>'
+        f"<span>{summary}</span>"
         f"<small>{section.total} runs, {state} · {section.days:g} days · {section.seeds} seeds"
         "</small></a>"
     )
 
 
 def _section(section: Section) -> str:
-    experiment = section.experiment
     # What comes before the tables repeats what the section's head says.
     table = section.table.split("\n\n", 2)[2]
     return (
-        f'<section id="{experiment.name}"><h2>{html.escape(experiment.title)}</h2>'
-        f'<p class="lead">{html.escape(experiment.summary)}</p>'
+        f'<section id="{section.name}"><h2>{section.title}</h2>'
+        f'<p class="lead">{html.escape(section.experiment.summary)}</p>'
         f"<figure>{section.figure}</figure>{to_html(table)}"
-        f'<p class="again">Files: <code>{experiment.name}/</code></p></section>'
+        f'<p class="again">Files: <code>{section.name}/</code></p></section>'
     )

@@ -24,6 +24,7 @@ def write_results(
     *,
     command: str,
     failures: Mapping[str, str],
+    label: str = "",
 ) -> Path:
     """Write all files of an experiment; return its folder.
 
@@ -41,6 +42,8 @@ def write_results(
         What was typed to get them.
     failures : Mapping[str, str]
         Why cells failed, by their ids.
+    label : str (default: "")
+        What tells these results from others of the same experiment.
     """
     known: dict[str, Row] = {}
     rows = []
@@ -49,19 +52,29 @@ def write_results(
             known[cell.id] = make_row(cell, store, failures.get(cell.id, ""), experiment.series)
         row = known[cell.id]
         rows.append(Row(**{**vars(row), "labels": dict(cell.labels)}))
-    folder = out / experiment.name
+    folder = out / folder_name(experiment, label)
     write_atomically(folder / CELLS, to_lines(rows))
-    write_atomically(folder / TABLE, document(experiment, rows, command))
+    write_atomically(folder / TABLE, document(experiment, rows, command, label))
     png, svg = render(lambda figure: experiment.draw(figure, rows), short_caption(rows))
     write_atomically(folder / PNG, png)
     write_atomically(folder / SVG, svg)
     return folder
 
 
-def document(experiment: Experiment, rows: Sequence[Row], command: str) -> str:
+def folder_name(experiment: Experiment, label: str) -> str:
+    """Return the name of the folder of an experiment's results."""
+    return f"{experiment.name}-{label}" if label else experiment.name
+
+
+def titled(experiment: Experiment, label: str) -> str:
+    """Return the heading of an experiment's results."""
+    return f"{experiment.title} ({label})" if label else experiment.title
+
+
+def document(experiment: Experiment, rows: Sequence[Row], command: str, label: str) -> str:
     """Return an experiment's tables with all that has to be said about them, as Markdown."""
     parts = [
-        f"# {experiment.title}",
+        f"# {titled(experiment, label)}",
         f"`{experiment.name}`: {experiment.summary}.",
         f"![{experiment.summary}]({PNG})",
         experiment.body(rows),

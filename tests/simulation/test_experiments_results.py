@@ -310,6 +310,9 @@ def test_the_report_is_one_valid_page_with_everything_in_it(tmp_path: Path) -> N
     for name in ("table-accuracy", "figure-kappa"):
         cells = finish_all(name, Options(seeds=(0,), days=1.0), store)
         write_results(EXPERIMENTS[name], cells, store, out, command="x < y", failures={})
+        write_results(
+            EXPERIMENTS[name], cells, store, out, command="z", failures={}, label="again"
+        )
     (out / "figure-kappa" / "figure.svg").unlink()
     assert cli.main(["report", "--out", str(out)]) == 0
     page = (out / "index.html").read_text()
@@ -321,6 +324,8 @@ def test_the_report_is_one_valid_page_with_everything_in_it(tmp_path: Path) -> N
     assert "This is not the paper’s scale" in text
     assert "a single seed" in text
     assert "x < y" in text
+    assert "Final accuracy (again)" in text
+    assert {"table-accuracy", "table-accuracy-again", "figure-kappa-again"} <= checker.ids
     number = lines_of((out / "table-accuracy" / "table.md").read_text(), "FedAvg")[0][1]
     assert f"<td>FedAvg</td><td>{number}</td>" in page
     # Nothing is loaded from elsewhere, and what is linked to is there.
@@ -354,3 +359,17 @@ def test_an_estimate_of_nothing_is_nothing() -> None:
     assert not Estimate({})
     assert Estimate({0: 1.0}).deviation is None
     assert Estimate({0: 1.0, 1: 3.0}).standard_error == pytest.approx(1.0)
+
+
+def test_what_is_finished_can_be_written_without_running_the_rest(tmp_path: Path) -> None:
+    cells = tmp_path / "cells"
+    options = ["--days", "1", "--cells", str(cells), "--out", str(tmp_path), "--label", "part"]
+    finish_all("table-accuracy", Options(seeds=(0,), days=1.0, alphas=(0.1,)), CellStore(cells))
+    command = ["reproduce", "table-accuracy", "--seeds", "0,1", *options, "--finished-only"]
+    assert cli.main(command) == 0
+    table = (tmp_path / "table-accuracy-part" / "table.md").read_text()
+    assert "(1 of 2)" in table
+    assert "--label part" in table
+    assert len(list(cells.iterdir())) == 7
+    with pytest.raises(SystemExit):
+        cli.main([*command, "--label", "no/slashes"])

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from task import hardware
+from task import hardware, steps
 from task.models import make_model
 from task.shards import Shard, client_shard, test_shard
 from task.training import CompiledStepError, evaluate, resolve_device, set_threads, train
@@ -306,6 +306,20 @@ def test_compiled_steps_agree_with_eager_ones(dataset, proximal):
     moved = distance(parameters(make_model(dataset, 0)), eager)
     assert distance(eager, compiled) < 1e-3 * moved
     assert equal(compiled, again)
+
+
+@pytest.mark.parametrize(
+    ("samples", "most_steps", "expected"),
+    [
+        (1260, 10, [640, 576, 44]),
+        (1280, 10, [640, 640]),
+        (1260, 1, [64] * 19 + [44]),
+        (64, 10, [64]),
+        (63, 10, [63]),
+    ],
+)
+def test_steps_are_shared_out_to_few_and_equal_calls(samples, most_steps, expected):
+    assert steps._samples_per_call(samples, 64, most_steps) == expected
 
 
 @pytest.mark.slow
