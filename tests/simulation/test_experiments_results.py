@@ -310,9 +310,7 @@ def test_the_report_is_one_valid_page_with_everything_in_it(tmp_path: Path) -> N
     for name in ("table-accuracy", "figure-kappa"):
         cells = finish_all(name, Options(seeds=(0,), days=1.0), store)
         write_results(EXPERIMENTS[name], cells, store, out, command="x < y", failures={})
-        write_results(
-            EXPERIMENTS[name], cells, store, out, command="z", failures={}, label="again"
-        )
+        write_results(EXPERIMENTS[name], cells, store, out, command="z", failures={}, label="again")
     (out / "figure-kappa" / "figure.svg").unlink()
     assert cli.main(["report", "--out", str(out)]) == 0
     page = (out / "index.html").read_text()
