@@ -156,17 +156,20 @@ class Sketch:
     def _rademacher(self, values: Any) -> NDArray[np.float64]:
         width = _GROUP if self.size > 1 << _GROUP else _GROUP // 2
         sums = [np.zeros(1 << min(rows, width)) for rows in range(self.dim, 0, -width)]
+        # Whole steps of the generators, which then go on from block to block.
+        block = -(-self.block // _WORDS_PER_STEP) * _WORDS_PER_STEP
+        generators = [self._philox(group) for group in range(-(-self.dim // _GROUP))]
         # Buffers, because a fresh array of this size costs more in page faults than the sums do.
-        index_buffer = np.empty(min(self.block, self.size), dtype=np.intp)
+        index_buffer = np.empty(min(block, self.size), dtype=np.intp)
         value_buffer = np.empty(len(index_buffer), dtype=np.float64)
-        for start in range(0, self.size, self.block):
-            stop = min(self.size, start + self.block)
+        for start in range(0, self.size, block):
+            stop = min(self.size, start + block)
             index, value = index_buffer[: stop - start], value_buffer[: stop - start]
             value[:] = _part(values, start, stop)
             for part, sums_of_part in enumerate(sums):
                 group, shift = divmod(part * width, _GROUP)
                 if shift == 0:
-                    words = self._words(group, start, stop)
+                    words = _next_words(generators[group], stop - start)
                 index[:] = words
                 if shift:
                     index >>= shift
@@ -193,8 +196,7 @@ class Sketch:
         generator = self._philox(group)
         step, skipped = divmod(start, _WORDS_PER_STEP)
         generator.advance(step)
-        raw: NDArray[np.uint64] = generator.random_raw(-(-(skipped + stop - start) // 4))
-        return raw.astype("<u8", copy=False).view("<u2")[skipped : skipped + stop - start]
+        return _next_words(generator, skipped + stop - start)[skipped:]
 
     def _draw_normals(self, block: int, out: NDArray[np.float64]) -> None:
         np.random.Generator(self._philox(_GAUSSIAN_STREAM + block)).standard_normal(out=out)
@@ -203,14 +205,23 @@ class Sketch:
         return np.random.Philox(key=np.array([self.seed, stream], dtype=np.uint64))
 
 
+def _next_words(generator: np.random.Philox, count: int) -> NDArray[np.uint16]:
+    """Return the next words of a stream; what is left of the last 64 bits is lost."""
+    raw: NDArray[np.uint64] = generator.random_raw(-(-count // 4))
+    return raw.astype("<u8", copy=False).view("<u2")[:count]
+
+
 def _is_tensor(vector: Any) -> bool:
     return hasattr(vector, "is_floating_point")
 
 
 def _part(vector: Any, start: int, stop: int) -> NDArray[Any]:
     part = vector[start:stop]
+    if not _is_tensor(part):
+        return np.asarray(part)
     # NumPy has no bfloat16 and some devices have no float64: hence in this order.
-    return np.asarray(part.cpu().double().numpy() if _is_tensor(part) else part)
+    on_cpu = part.cpu()
+    return np.asarray((on_cpu if on_cpu.element_size() >= 4 else on_cpu.double()).numpy())
 
 
 def _signed_sums(sums: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -229,7 +240,8 @@ def _signed_sums(sums: NDArray[np.float64]) -> NDArray[np.float64]:
 def _signs_of_bits(count: int) -> NDArray[np.float64]:
     """Return 1 or -1 for bit j of i, in row i and column j."""
     bits = np.arange(count)[:, None] >> np.arange(count.bit_length() - 1) & 1
-    return 1.0 - 2.0 * bits
+    signs: NDArray[np.float64] = np.where(bits, -1.0, 1.0)
+    return signs
 
 
 def _fold(terms: NDArray[np.float64]) -> NDArray[np.float64]:
