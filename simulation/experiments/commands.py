@@ -339,7 +339,8 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def _label(text: str) -> str:
-    if not re.fullmatch(r"[a-z0-9][a-z0-9-]*", text):
+    # argparse sends the default, no label, through here as well.
+    if text and not re.fullmatch(r"[a-z0-9][a-z0-9-]*", text):
         raise argparse.ArgumentTypeError("must be small letters, digits and dashes")
     return text
 
