@@ -84,6 +84,7 @@ TESTS = ("make test", "make test-all", "make test-latest")
 # Names and patterns in the text, not commands to type.
 NO_COMMANDS = (
     "flwr run",
+    "flwr stop",
     "python -m simulation",
     'flwr run . --run-config "key=value ..."',
 )

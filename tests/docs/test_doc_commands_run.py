@@ -1,18 +1,21 @@
 """The commands of README and docs, really run: in a clean copy, with an empty home.
 
 Takes as long as following the pages by hand does. What is run here and what elsewhere is in
-`doc_coverage.py`.
+`doc_coverage.py`. FEDPSA_DOCS_FOLDER names a folder for the copy that is kept, with its .venv, for
+the next time.
 """
 
 import os
 import re
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
 import time
 import tomllib
 import urllib.request
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -32,7 +35,8 @@ class Checkout:
 
     def __init__(self, folder):
         self.folder, self.home = folder / "fedpsa", folder / "home"
-        self.home.mkdir()
+        shutil.rmtree(self.home, ignore_errors=True)
+        self.home.mkdir(parents=True)
         self.mark = secrets.token_hex(8)
         listing = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
         names = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=True)
@@ -40,11 +44,10 @@ class Checkout:
             if (ROOT / name).is_file():
                 target = self.folder / name
                 target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_bytes((ROOT / name).read_bytes())
-                target.chmod((ROOT / name).stat().st_mode)
+                shutil.copy2(ROOT / name, target)
         # As after a clone: Flower leaves out of the bundle what git ignores.
         subprocess.run(["git", "init", "-q"], cwd=self.folder, check=True)
-        foreign = ("FLWR_", "RAY_", "FEDPSA_", "PYTEST_", "VIRTUAL_ENV", "PYTHONPATH")
+        foreign = ("FLWR_", "RAY_", "FEDPSA_", "PYTEST_", "VIRTUAL_ENV", "PYTHON")
         kept = {key: value for key, value in os.environ.items() if not key.startswith(foreign)}
         # A SuperLink of somebody else may listen where Flower's own would.
         ports = {
@@ -115,7 +118,10 @@ def block(page, beginning, **replacements):
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory):
-    it = Checkout(tmp_path_factory.mktemp("clone"))
+    kept = os.environ.get("FEDPSA_DOCS_FOLDER")
+    it = Checkout(Path(kept) if kept else tmp_path_factory.mktemp("clone"))
+    for name in ("runs", "results/table-accuracy", "other"):
+        shutil.rmtree(it.folder / name, ignore_errors=True)
     (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/OWN_TASK.md").read_text(), re.DOTALL)
     (it.folder / "my_task.py").write_text(code)
     it.run("make install-dev")
