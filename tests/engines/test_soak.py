@@ -85,7 +85,7 @@ def test_nodes_that_come_and_go_for_a_long_time(tmp_path):
             "max-in-flight": NUM_NODES,
             "virtual-days": 0.0,
             "time-limit": SECONDS,
-            "reply-timeout": 90.0,
+            "reply-timeout": 180.0,
             "failure-pause": 20.0,
             "checkpoint-versions": 2,
         },
@@ -95,7 +95,7 @@ def test_nodes_that_come_and_go_for_a_long_time(tmp_path):
     samples, killed = [], set()
     with Deployment(app, num_nodes=NUM_NODES) as deployment:
         run = deployment.submit(settings)
-        wait_for(lambda: events(run_dir, "upload"), what="the first upload")
+        wait_for(lambda: events(run_dir, "upload"), timeout=600, what="the first upload")
         (server,) = processes_named(deployment, "flwr-serverapp")
         started = time.monotonic()
         next_kill = started + chance.uniform(5, 15)
@@ -132,7 +132,7 @@ def test_nodes_that_come_and_go_for_a_long_time(tmp_path):
     assert set(ended) <= set(sent)
     assert len(sent) == len(set(sent)) <= len(ended) + NUM_NODES
     # Those that were killed are gone, and those that came instead worked.
-    assert len(killed) >= SECONDS / 90
+    assert len(killed) >= SECONDS // 200
     assert len(joined) > NUM_NODES
     workers = {event["node_id"] for event in events(run_dir, "upload")}
     assert workers - {event["node_id"] for event in events(run_dir, "join")[:NUM_NODES]}
