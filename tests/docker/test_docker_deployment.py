@@ -23,7 +23,7 @@ NODES = 3
 FLEET = f"{PROJECT}_fleet"
 
 # Far more than needed: a node starts a new process, and imports torch, for each task.
-PATIENCE = 600.0
+PATIENCE = 1800.0
 
 
 def engine_problem():
@@ -127,7 +127,6 @@ class Deployment:
             *("--tmpfs", "/tmp", "--cap-drop", "ALL", "--volume", f"{PROJECT}_trust:/trust:ro"),
             *(IMAGE, "sh", "-c", script),
             check=False,
-            timeout=120,
         )
 
 
@@ -146,7 +145,7 @@ def deployment(tmp_path_factory):
         it.shell("./generate.sh", str(NODES))
         it.down()  # what a test that was killed left behind
         it.compose("build", timeout=3600)
-        it.compose("up", "--detach", timeout=900, RUN_NAME="first")
+        it.compose("up", "--detach", RUN_NAME="first")
         yield it
     finally:
         it.shell("docker", "rm", "--force", f"{PROJECT}-stranger", check=False)
@@ -202,7 +201,7 @@ def test_every_node_took_part_with_its_own_data(finished):
 
 def test_all_services_are_healthy_and_restart(finished):
     for service in ("superlink", *(f"node-{i + 1}" for i in range(NODES))):
-        assert wait_for("health", lambda s=service: finished.health(s) == "healthy", 60)
+        assert wait_for("health", lambda s=service: finished.health(s) == "healthy")
         assert finished.inspect(service, "{{.HostConfig.RestartPolicy.Name}}") == "unless-stopped"
     for service in ("tls", "register", "run", "node-1-setup"):
         assert finished.inspect(service, "{{.HostConfig.RestartPolicy.Name}}") in ("no", "")
@@ -427,7 +426,7 @@ def test_the_authoritys_certificate_can_be_copied(finished, tmp_path):
 def test_starting_again_keeps_keys_and_registrations(finished):
     before = finished.execute("node-1", "sha256sum", "/key/node.key").stdout
     finished.compose("up", "--detach", "--force-recreate", "node-1-setup", "register", "tls")
-    wait_for("the jobs", lambda: finished.inspect("register", "{{.State.Status}}") == "exited", 120)
+    wait_for("the jobs", lambda: finished.inspect("register", "{{.State.Status}}") == "exited")
     assert finished.inspect("register", "{{.State.ExitCode}}") == "0"
     assert "is known already" in finished.compose("logs", "--no-color", "register").stdout
     assert finished.execute("node-1", "sha256sum", "/key/node.key").stdout == before
