@@ -123,9 +123,11 @@ class Library:
             if not folder.is_dir():
                 raise NoRunError(f"{folder} is no folder")
             if not any(_run_folders(folder)) and any(folder.iterdir()):
+                deeper = [str(path) for path in folder.iterdir() if any(_run_folders(path))]
                 raise NoRunError(
                     f"{folder} is no run: neither it nor a folder in it holds events.jsonl or the "
                     "config.toml of a run"
+                    + (f"; but there are runs in {', '.join(sorted(deeper))}" if deeper else "")
                 )
 
     def runs(self) -> dict[str, Run]:

@@ -22,7 +22,7 @@ HERE = (
     " --set virtual-days=0.1 --set lr=0.1 --set batch-size=16",
     'PYTHONPATH="$PWD" .venv/bin/python -m simulation run --clients 10 --set task=my_task'
     " --set lr=0.1 --set virtual-days=0.1",
-    ".venv/bin/flwr run . --stream"
+    "flwr run . --stream"
     ' --federation-config "num-supernodes=50 client-resources-num-cpus=1"'
     " --run-config \"dataset='digits' dirichlet-alpha=0.1 lr=0.1 batch-size=16 virtual-days=0.1\"",
     ".venv/bin/python -m simulation list",

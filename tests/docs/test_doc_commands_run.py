@@ -165,7 +165,7 @@ def test_experiments_at_a_small_scale(checkout, text):
 
 
 def test_the_dashboard(checkout):
-    (checkout.folder / "runs").mkdir(exist_ok=True)
+    (checkout.folder / "runs" / "begun" / "engine-logs").mkdir(parents=True, exist_ok=True)
     (command,) = [item.text for item in commands() if "server_app.dashboard" in item.text]
     shell = checkout.start(f"exec {command} --port 0")
     url = wait_for(shell, r"http://\S+")[0]

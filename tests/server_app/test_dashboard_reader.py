@@ -579,3 +579,6 @@ def test_folders_without_runs_are_refused(tmp_path):
     (tmp_path / "tool/config.toml").write_text("colour = 'blue'")
     with pytest.raises(NoRunError, match=r"is no run: .*events.jsonl"):
         Library([tmp_path])
+    (tmp_path / "cells/one/engine-logs").mkdir(parents=True)
+    with pytest.raises(NoRunError, match=r"but there are runs in .*cells"):
+        Library([tmp_path])
