@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -44,6 +45,7 @@ class Clients:
         self._seed = seed
         self._clients: list[Client] = []
         self._by_node: dict[int, Client] = {}
+        self._by_partition: defaultdict[int, list[Client]] = defaultdict(list)
         self._online: list[int] = []  # indices
         self.num_busy = 0
         self.waiting: set[int] = set()  # clients whose upload is in the buffer
@@ -60,9 +62,7 @@ class Clients:
     def restore(self, saved: Iterable[dict[str, Any]], waiting: Iterable[int]) -> None:
         """Know the clients of an interrupted run again; they are offline until they join."""
         for values in saved:
-            client = Client(**{**values, "online": False, "busy": False})
-            self._clients.append(client)
-            self._by_node[client.node_id] = client
+            self._add(Client(**{**values, "online": False, "busy": False}))
         self.waiting = set(waiting)
 
     def by_node(self, node_id: int) -> Client:
@@ -86,19 +86,24 @@ class Clients:
         client = self._by_node.get(node_id) or self._returning(node_id, partition)
         if client is None:
             client = Client(len(self._clients), node_id, partition, num_examples)
-            self._clients.append(client)
-            self._by_node[node_id] = client
+            self._add(client)
         client.online = True
         # Kept in order of the indices: what is sampled must not depend on who came first.
         insort(self._online, client.index)
         return client
 
+    def _add(self, client: Client) -> None:
+        self._clients.append(client)
+        self._by_node[client.node_id] = client
+        if client.partition is not None:
+            self._by_partition[client.partition].append(client)
+
     def _returning(self, node_id: int, partition: int | None) -> Client | None:
         """Return the offline client with this partition, under its new node id."""
         if partition is None:
             return None
-        for client in self._clients:
-            if client.partition == partition and not client.online:
+        for client in self._by_partition[partition]:
+            if not client.online:
                 del self._by_node[client.node_id]
                 client.node_id = node_id
                 self._by_node[node_id] = client

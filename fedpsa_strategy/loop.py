@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import logging
 import time
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -38,6 +39,7 @@ STOP_REQUESTED = "a stop was requested"
 _FIRST_PAUSE = 0.002
 _LONGEST_PAUSE = 0.25
 _NODE_REFRESH = 5.0  # seconds between looks at who is connected
+_MOST_ASKED = 128  # replies asked for at a time; with the virtual clock others can wait
 _STOP_CHECK = 0.5  # seconds between two questions whether to stop
 _WAIT_NOTICE = 2.0  # seconds of silence after which listeners are told that the run is alive
 
@@ -103,9 +105,11 @@ class AsyncLoop:
         # A grid in this process can tell when something arrives; others have to be polled.
         self._rest = getattr(grid, "wait", sleep)
         self.result = Result(arrays=strategy.state.arrays)
-        # Train messages by id. What is not answered yet, with the time to give up (in that order);
-        # what is answered (None: it never came); and a heap of the order in which replies count.
+        # Train messages by id. What is not answered yet, with the time to give up (in that order),
+        # and with the virtual clock also in the order in which the replies will count; what is
+        # answered (None: it never came); and a heap of the order in which replies count.
         self._unanswered: dict[str, float] = {}
+        self._unanswered_in_order: list[tuple[float, int, str]] = []
         self._arrived: dict[str, Message | None] = {}
         self._queue: list[tuple[float, int, str]] = []
         self._num_arrived = 0
@@ -366,7 +370,9 @@ class AsyncLoop:
             for task in strategy.confirm_sent(messages):
                 self._unanswered[task.message_id] = expires
                 if task.due is not None:
-                    heapq.heappush(self._queue, (task.due, task.sequence, task.message_id))
+                    place = (task.due, task.sequence, task.message_id)
+                    heapq.heappush(self._queue, place)
+                    insort(self._unanswered_in_order, place)
                 if task.message_id not in accepted:
                     self._arrive(task.message_id, None)
             for task, _ in list(strategy.state.prepared.values()):
@@ -377,8 +383,11 @@ class AsyncLoop:
         if self._ready_task() is not None:
             return
         # In the order in which they will count: an engine of our own works on them in that order.
-        queued = [key for _, _, key in sorted(self._queue) if key in self._unanswered]
-        wanted = queued or list(self._unanswered)
+        order = self._unanswered_in_order
+        # But before one of them is given up, it must have been asked for.
+        late = self._unanswered and self.monotonic() >= next(iter(self._unanswered.values()))
+        asked = order if late else order[:_MOST_ASKED]
+        wanted = [key for _, _, key in asked] or list(self._unanswered)
         wanted += [key for evaluation in self._evaluations for key in evaluation.outstanding]
         replies = list(self.grid.pull_messages(wanted)) if wanted else []
         now = self.monotonic()
@@ -410,7 +419,11 @@ class AsyncLoop:
         if self._unanswered.pop(message_id, None) is None:
             return
         self._arrived[message_id] = reply
-        if not self.strategy.clock.virtual:  # first come, first served
+        task = self.strategy.state.in_flight.get(message_id)
+        if task is not None and task.due is not None:
+            place = (task.due, task.sequence, message_id)
+            del self._unanswered_in_order[bisect_left(self._unanswered_in_order, place)]
+        else:  # first come, first served
             self._num_arrived += 1
             heapq.heappush(self._queue, (0.0, self._num_arrived, message_id))
 

@@ -76,6 +76,7 @@ class RunState:
     in_flight: dict[str, Task] = field(default_factory=dict)  # by message id
     prepared: dict[int, tuple[Task, Message]] = field(default_factory=dict)  # by node id
     models: dict[int, tuple[Vector, Integers]] = field(default_factory=dict)  # versions in use
+    tasks_of: Counter[int] = field(default_factory=Counter)  # tasks on their way, by version
     reasons: Counter[str] = field(default_factory=Counter)
     round_metrics: list[RecordDict] = field(default_factory=list)
     version_metrics: MetricRecord | None = None
@@ -486,6 +487,7 @@ class AsyncStrategy(Strategy):
         content = RecordDict(self.task_records(task, arrays, config))
         message = Message(content, task.node_id, MessageType.TRAIN, ttl=self.message_ttl)
         self.state.prepared[task.node_id] = (task, message)
+        self.state.tasks_of[task.version] += 1
         return message
 
     def resume_messages(self, tasks: Iterable[Task], config: ConfigRecord) -> list[Message]:
@@ -637,15 +639,16 @@ class AsyncStrategy(Strategy):
         state = self.state
         state.in_flight.pop(task.message_id, None)
         state.prepared.pop(task.node_id, None)
+        state.tasks_of[task.version] -= 1
+        if not state.tasks_of[task.version]:
+            del state.tasks_of[task.version]
         client = state.clients[task.client]
         state.clients.end_task(client)
         return client
 
     def _forget_models(self) -> None:
         state = self.state
-        used = {task.version for task in state.in_flight.values()} | {state.version}
-        used |= {task.version for task, _ in state.prepared.values()}
-        for version in state.models.keys() - used:
+        for version in state.models.keys() - state.tasks_of.keys() - {state.version}:
             del state.models[version]
 
     def _take(self, task: Task, reply: TrainReply) -> None:

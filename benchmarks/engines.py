@@ -1,0 +1,126 @@
+"""Our local engine against a bare training loop, and against Flower's Ray engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from benchmarks.jobs import Job, Measured, bare, on_local_engine, on_ray
+from benchmarks.measure import Spread, paired_ratio
+from benchmarks.report import Report, parser, with_unit
+
+JOBS = {
+    "fmnist": Job("fmnist", versions=100, warm_up=50),
+    "mnist": Job("mnist", versions=3, warm_up=5, epochs=2),
+    "cifar10": Job("cifar10", versions=3, warm_up=5, epochs=2),
+    "digits": Job("digits", versions=10, warm_up=10),
+}
+NAMES = {
+    "fmnist": "Fashion-MNIST, linear model",
+    "mnist": "MNIST, CNN",
+    "cifar10": "CIFAR-10, CNN",
+    "digits": "digits, small perceptron",
+}
+# Wall time over that of the bare loop, with one worker.
+LIMITS = {"fmnist": 1.15, "mnist": 1.05, "cifar10": 1.05}
+
+
+def measure(
+    job: Job, repeats: int, *, ray: bool, processes: Sequence[int] = (1, 2)
+) -> dict[str, list[Measured]]:
+    """Run a job on all engines in turn."""
+    cases: dict[str, Callable[[], Measured]] = {}
+    for number in processes:
+        cases[f"bare loop, {number}"] = partial(bare, job, number)
+        cases[f"local engine, {number}"] = partial(on_local_engine, job, number)
+    if ray:
+        cases[f"Ray engine, {max(processes)}"] = partial(on_ray, job, max(processes))
+    found: dict[str, list[Measured]] = {name: [] for name in cases}
+    for _ in range(repeats):
+        for name, run in cases.items():
+            found[name].append(run())
+            print(f"  {name}: {found[name][-1].uploads_per_second:.2f} uploads/s", flush=True)
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, and write the page."""
+    options = parser("benchmarks.engines", __doc__ or "")
+    options.add_argument("--datasets", nargs="+", default=["fmnist"], choices=list(JOBS))
+    options.add_argument("--ray", action="store_true", help="also run Flower's Ray engine")
+    options.add_argument("--data-dir", default="", help="where the datasets' files are")
+    options.add_argument("--versions", type=int, help="versions of a run")
+    options.add_argument("--step", default="compiled", choices=("compiled", "eager"))
+    options.add_argument("--processes", type=int, nargs="+", default=[1, 2])
+    parsed = options.parse_args(arguments)
+    command = "python -m benchmarks.engines --datasets " + " ".join(parsed.datasets)
+    command += " --ray" if parsed.ray else ""
+    report = Report("engines", "Engines against the bare training loop", command)
+    report.text(
+        "Uploads per second after a warm-up (start, data, compilation), runs in turn. The bare "
+        "loop does the same local training with the same step, and nothing else: no sensitivity, "
+        "no sketch, no messages, no server. Wall time over the bare loop's on the same number of "
+        "processes, by pairs of neighbouring runs. Median and range over the repeats."
+    )
+    data: dict[str, Any] = {}
+    for dataset in parsed.datasets:
+        base = JOBS[dataset]
+        changes = {"data_dir": parsed.data_dir, "step": parsed.step}
+        if parsed.versions:
+            changes["versions"] = parsed.versions
+        job = Job(**{**vars(base), **changes})
+        found = measure(job, parsed.repeats, ray=parsed.ray, processes=parsed.processes)
+        rates = {name: [run.uploads_per_second for run in runs] for name, runs in found.items()}
+        rows = []
+        for name, runs in found.items():
+            processes = name.rpartition(" ")[2]
+            over = paired_ratio(rates[f"bare loop, {processes}"], rates[name])
+            memory = max(run.peak_memory for run in runs)
+            rows.append([name, Spread.of(rates[name]).show(), over.show(), with_unit(memory)])
+            if name == "local engine, 1" and dataset in LIMITS:
+                report.target(
+                    f"{dataset}: wall time / bare loop, 1 process", over.median, LIMITS[dataset]
+                )
+            if name.startswith("local engine") and dataset == "fmnist":
+                report.target(
+                    f"{dataset}: wall time / bare loop, {processes} process(es) (issue 4)",
+                    over.median,
+                    1.3,
+                )
+        report.table(
+            f"{NAMES[dataset]}: {job.epochs} epochs a task, {job.uploads} uploads",
+            ["engine, processes that train", "uploads/s", "wall time / bare loop", "memory"],
+            rows,
+        )
+        if parsed.ray:
+            last = max(parsed.processes)
+            faster = paired_ratio(rates[f"local engine, {last}"], rates[f"Ray engine, {last}"])
+            report.target(
+                f"{dataset}: uploads/s over Flower's Ray engine", faster.median, 2.0, at_least=True
+            )
+        data[dataset] = {
+            "job": vars(job),
+            "runs": {
+                name: [
+                    {
+                        "uploads_per_second": run.uploads_per_second,
+                        "peak_memory": run.peak_memory,
+                        **_parts(run),
+                    }
+                    for run in runs
+                ]
+                for name, runs in found.items()
+            },
+        }
+    report.data("datasets", data)
+    print(report.write(parsed.out).read_text())
+
+
+def _parts(run: Measured) -> dict[str, Any]:
+    keys = ("mean_train_seconds", "mean_sensitivity_seconds", "server_seconds", "uploads")
+    return {key: run.summary[key] for key in keys} if run.summary else {}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,197 @@
+"""One job on different engines: the same clients, the same steps, and how many uploads a second."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from simulation.process_table import list_processes
+
+ROOT = Path(__file__).resolve().parents[1]
+_SAMPLE_INTERVAL = 0.5
+
+
+@dataclass(frozen=True)
+class Job:
+    """The paper's setting on one dataset.
+
+    Parameters
+    ----------
+    dataset : str
+        What is learned.
+    versions : int
+        How many versions are made after the warm-up; five uploads each.
+    warm_up : int
+        Uploads at the start that do not count: workers load data and compile.
+    epochs : int (default: 5)
+        Epochs of a task.
+    clients : int (default: 50)
+        Number of clients; a fifth of them is kept busy.
+    step : str (default: "compiled")
+        The training step.
+    method : str (default: "fedpsa")
+        The aggregation method.
+    data_dir : str (default: "")
+        Where the dataset's files are.
+    """
+
+    dataset: str
+    versions: int
+    warm_up: int
+    epochs: int = 5
+    clients: int = 50
+    step: str = "compiled"
+    method: str = "fedpsa"
+    data_dir: str = ""
+
+    @property
+    def uploads(self) -> int:
+        """Uploads that count."""
+        return 5 * self.versions
+
+    def run_config(self, run_dir: Path) -> dict[str, Any]:
+        """Return the run config of the job."""
+        return {
+            "strategy": self.method,
+            "dataset": self.dataset,
+            "num-clients": self.clients,
+            "dirichlet-alpha": 0.1,
+            "local-epochs": self.epochs,
+            "step": self.step,
+            "num-server-rounds": self.versions + -(-self.warm_up // 5),
+            "virtual-days": 0.0,
+            "evaluate-every": 50,
+            "device": "cpu",
+            "data-dir": self.data_dir,
+            "run-dir": str(run_dir),
+        }
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a job took.
+
+    Parameters
+    ----------
+    uploads_per_second : float
+        After the warm-up.
+    peak_memory : int
+        The most memory of all its processes together, in bytes.
+    summary : dict[str, Any] | None (default: None)
+        The run's own summary.
+    """
+
+    uploads_per_second: float
+    peak_memory: int
+    summary: dict[str, Any] | None = None
+
+
+def on_local_engine(job: Job, workers: int) -> Measured:
+    """Run the job on our local engine."""
+    return _run_app(job, ["--engine", "local", "--workers", str(workers)])
+
+
+def on_ray(job: Job, cpus: int) -> Measured:
+    """Run the job on Flower's simulation engine."""
+    return _run_app(job, ["--engine", "ray", "--cpus", str(cpus)])
+
+
+def _run_app(job: Job, engine: Sequence[str]) -> Measured:
+    with tempfile.TemporaryDirectory() as folder:
+        run_dir = Path(folder) / "run"
+        command = [sys.executable, "-m", "simulation", "run", "--quiet", *engine]
+        for key, value in job.run_config(run_dir).items():
+            command += ["--set", f"{key}={json.dumps(value) if value != '' else ''}"]
+        with _memory_of_children() as peak:
+            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(command)} failed:\n{done.stdout}\n{done.stderr}")
+        lines = (run_dir / "events.jsonl").read_text().splitlines()
+        times = [event["wall"] for event in map(json.loads, lines) if event["event"] == "upload"]
+        summary = json.loads((run_dir / "summary.json").read_text())
+    counted = times[job.warm_up :]
+    rate = (len(counted) - 1) / (counted[-1] - counted[0])
+    return Measured(rate, peak(), summary)
+
+
+def bare(job: Job, processes: int) -> Measured:
+    """Do the same local training in bare loops, one in each process."""
+    tasks = -(-job.uploads // processes)
+    command = [
+        *(sys.executable, "-m", "benchmarks.bare_loop", "--dataset", job.dataset),
+        *("--tasks", str(tasks), "--clients", str(job.clients), "--epochs", str(job.epochs)),
+        *("--step", job.step, "--data-dir", job.data_dir),
+    ]
+    started = [
+        subprocess.Popen(
+            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(processes)
+    ]
+    try:
+        for process in started:
+            assert process.stdout is not None
+            if process.stdout.readline() != "ready\n":
+                raise RuntimeError(f"the bare loop ended with {process.wait()}")
+        for process in started:
+            assert process.stdin is not None
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        results = [json.loads(process.communicate()[0]) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+    seconds = max(result["seconds"] for result in results)
+    memory = sum(result["peak_memory"] for result in results)
+    return Measured(tasks * processes / seconds, memory)
+
+
+@contextmanager
+def _memory_of_children() -> Iterator[Callable[[], int]]:
+    """Watch the memory of all processes that descend from this one."""
+    peak, done = [0], threading.Event()
+
+    def watch() -> None:
+        while not done.wait(_SAMPLE_INTERVAL):
+            peak[0] = max(peak[0], sum(map(_memory, _descendants())))
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield lambda: peak[0]
+    finally:
+        done.set()
+        thread.join()
+
+
+def _descendants() -> list[int]:
+    children: dict[int, list[int]] = {}
+    for process in list_processes():
+        children.setdefault(process.parent, []).append(process.pid)
+    found, waiting = [], [os.getpid()]
+    while waiting:
+        more = children.get(waiting.pop(), [])
+        found += more
+        waiting += more
+    return found
+
+
+def _memory(pid: int) -> int:
+    """Return the memory of a process; what it shares with others counts in parts."""
+    try:
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return 0
