@@ -18,9 +18,11 @@ _NOTICE = b"Stopping after the current step; a second signal does not wait for i
 class StopSignals:
     """While the block runs, the first SIGINT, SIGTERM or SIGHUP only asks the run to stop.
 
-    The handler that was there before gets the signal when the block ends, so that the program ends
-    as it would have; or at once, when a second signal comes or the patience is over. Signals that
-    are ignored stay ignored. In another thread than the main one nothing happens.
+    A second one, or the end of the patience, raises `SystemExit` where the run is. In any case the
+    handler that was there before gets the signal after the block, so that the program ends as it
+    would have; not earlier, because Flower's ends the process after 5 s, and talks to the SuperLink
+    first. Signals that are ignored stay ignored. In another thread than the main one nothing
+    happens.
 
     Parameters
     ----------
@@ -31,6 +33,7 @@ class StopSignals:
     def __init__(self, patience: float | None = None) -> None:
         self.patience = patience
         self._received: int | None = None
+        self._forced: SystemExit | None = None
         self._before: dict[int, Any] = {}
         self._timer: threading.Timer | None = None
 
@@ -52,14 +55,18 @@ class StopSignals:
         trace: TracebackType | None,
     ) -> None:
         self._restore()
-        if self._received is not None and error is None:
-            self._deliver(self._received, None)
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self._received is not None:
-            self._restore()
-            self._deliver(number, frame)
+        if self._received is None or error is not self._forced:
             return
+        handler = self._before[self._received]
+        if callable(handler):
+            handler(self._received, None)
+        elif error is None:  # the default would end the process on the spot, with its files open
+            raise SystemExit(128 + self._received)
+
+    def _handle(self, number: int, _frame: FrameType | None) -> None:
+        if self._received is not None:
+            self._forced = SystemExit(128 + number)
+            raise self._forced
         self._received = number
         # Not logged: a signal may come in the middle of a log line.
         with contextlib.suppress(OSError):
@@ -74,10 +81,3 @@ class StopSignals:
             self._timer.cancel()
         for number, handler in self._before.items():
             signal.signal(number, handler)
-
-    def _deliver(self, number: int, frame: FrameType | None) -> None:
-        handler = self._before[number]
-        if callable(handler):
-            handler(number, frame)
-        else:  # the default is to end the process on the spot: its files are to be closed first
-            raise SystemExit(128 + number)

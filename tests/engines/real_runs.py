@@ -65,6 +65,15 @@ def newest_checkpoint(run_dir):
     return CheckpointStore(Path(run_dir) / "checkpoints").load_newest()
 
 
+def check_stopped(run_dir):
+    """Check what a stop has to leave behind, and return how many uploads there were."""
+    summary = json.loads((Path(run_dir) / "summary.json").read_text())
+    assert summary["status"] == "stopped"
+    num_uploads = len(events(run_dir, "upload"))
+    assert newest_checkpoint(run_dir)["uploads"] == summary["uploads"] == num_uploads
+    return num_uploads
+
+
 def wait_for(condition, timeout=180.0, what="the condition"):
     deadline = time.monotonic() + timeout
     while not condition():

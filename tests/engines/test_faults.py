@@ -12,6 +12,7 @@ from real_runs import (
     WALL,
     check_run,
     check_same,
+    check_stopped,
     config,
     copy_app,
     events,
@@ -66,6 +67,7 @@ def test_a_killed_superlink_knows_its_nodes_again_and_the_run_is_resumed(whole, 
         wait_for(
             lambda: not processes_named(deployment, "flwr-serverapp"), what="the ServerApp's end"
         )
+        check_stopped(settings["run-dir"])  # it saved what it had when it noticed
         deployment.restart_superlink()
         assert deployment.online_node_ids() == node_ids
         assert all(node.running for node in deployment.nodes)

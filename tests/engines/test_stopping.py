@@ -1,6 +1,5 @@
 """Runs that are told to stop: a last checkpoint, results so far, and nothing done twice after."""
 
-import json
 import os
 import signal
 import subprocess
@@ -11,9 +10,9 @@ import pytest
 from real_runs import (
     APP,
     check_same,
+    check_stopped,
     config,
     events,
-    newest_checkpoint,
     processes_named,
     wait_for,
 )
@@ -28,15 +27,6 @@ pytestmark = pytest.mark.engine
 
 # Nothing is saved on the way: what a stopped run goes on from was written because it was stopped.
 ONLY_THE_LAST = {"checkpoint-versions": 0, "checkpoint-seconds": 0.0}
-
-
-def stopped_with_everything_saved(run_dir):
-    """Check what a stop has to leave behind, and return how many uploads there were."""
-    summary = json.loads((Path(run_dir) / "summary.json").read_text())
-    assert summary["status"] == "stopped"
-    num_uploads = len(events(run_dir, "upload"))
-    assert newest_checkpoint(run_dir)["uploads"] == summary["uploads"] == num_uploads
-    return num_uploads
 
 
 def launch(*arguments, **options):
@@ -64,7 +54,7 @@ def test_the_local_engine_stops_with_a_checkpoint_and_results(tmp_path, number, 
     _, errors = process.communicate(timeout=120)
     assert process.returncode == (cli.INTERRUPTED if number == signal.SIGINT else 128 + number)
     assert "Traceback" not in errors
-    assert 10 < stopped_with_everything_saved(settings["run-dir"]) < whole["uploads"]
+    assert 10 < check_stopped(settings["run-dir"]) < whole["uploads"]
     for name in ("model.safetensors", "curve.png"):
         assert (Path(settings["run-dir"]) / name).stat().st_size > 0
     resumed = run_locally(settings | {"resume": "true"}, workers=workers, stream=False)
@@ -88,7 +78,7 @@ def test_a_deployed_run_that_is_stopped_in_every_way_goes_on_where_it_stopped(tm
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=120)
     assert process.returncode == cli.INTERRUPTED, errors
-    done = stopped_with_everything_saved(run_dir)
+    done = check_stopped(run_dir)
 
     with Deployment(APP, num_nodes=3) as deployment:
         # Flower's own command, which nobody has prepared the ServerApp for.
@@ -98,7 +88,7 @@ def test_a_deployed_run_that_is_stopped_in_every_way_goes_on_where_it_stopped(tm
         with pytest.raises(RunFailed, match="stopped"):
             run.wait(timeout=120)
         wait_for(lambda: not processes_named(deployment, "flwr-serverapp"), what="its end")
-        done = stopped_with_everything_saved(run_dir)
+        done = check_stopped(run_dir)
 
         # A signal to the process.
         run = deployment.submit(resume)
@@ -107,6 +97,6 @@ def test_a_deployed_run_that_is_stopped_in_every_way_goes_on_where_it_stopped(tm
         os.kill(pid, signal.SIGTERM)
         with pytest.raises(RunFailed, match="stopped"):
             run.wait(timeout=120)
-        stopped_with_everything_saved(run_dir)
+        check_stopped(run_dir)
 
         check_same(deployment.run(resume), whole)

@@ -56,6 +56,21 @@ def test_the_second_signal_does_not_wait(number):
     assert not done
 
 
+def test_who_is_interrupted_has_done_what_it_wanted_before_others_hear_of_it(number):
+    seen = []
+
+    def stubborn():
+        try:
+            threading.Event().wait()
+        except SystemExit:
+            seen.append("saved")
+            raise
+
+    with pytest.raises(OldHandlerError):
+        run(lambda: signal.raise_signal(number), stubborn, patience=0.05)
+    assert seen == ["saved"]
+
+
 def test_who_waits_too_long_is_interrupted_where_it_waits(number):
     with pytest.raises(OldHandlerError):
         run(lambda: signal.raise_signal(number), threading.Event().wait, patience=0.05)
