@@ -69,6 +69,8 @@ class Checkout:
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                # Where these tests run in the background, Ctrl-C is ignored, and that is inherited.
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             )
         shell.log = log
         return shell
