@@ -74,7 +74,7 @@ def check_stopped(run_dir):
     return num_uploads
 
 
-def wait_for(condition, timeout=180.0, what="the condition"):
+def wait_for(condition, timeout=600.0, what="the condition"):
     deadline = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < deadline, f"{what} did not come within {timeout:g} s"

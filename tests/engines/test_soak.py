@@ -95,7 +95,7 @@ def test_nodes_that_come_and_go_for_a_long_time(tmp_path):
     samples, killed = [], set()
     with Deployment(app, num_nodes=NUM_NODES) as deployment:
         run = deployment.submit(settings)
-        wait_for(lambda: events(run_dir, "upload"), timeout=600, what="the first upload")
+        wait_for(lambda: events(run_dir, "upload"), what="the first upload")
         (server,) = processes_named(deployment, "flwr-serverapp")
         started = time.monotonic()
         next_kill = started + chance.uniform(5, 15)
