@@ -42,6 +42,8 @@ class Job:
         The aggregation method.
     data_dir : str (default: "")
         Where the dataset's files are.
+    test_fraction : float (default: 0.1)
+        Share of the samples that nobody trains on.
     """
 
     dataset: str
@@ -52,6 +54,7 @@ class Job:
     step: str = "compiled"
     method: str = "fedpsa"
     data_dir: str = ""
+    test_fraction: float = 0.1
 
     @property
     def uploads(self) -> int:
@@ -65,6 +68,7 @@ class Job:
             "dataset": self.dataset,
             "num-clients": self.clients,
             "dirichlet-alpha": 0.1,
+            "test-fraction": self.test_fraction,
             "local-epochs": self.epochs,
             "step": self.step,
             "num-server-rounds": self.versions + -(-self.warm_up // 5),

@@ -1,0 +1,140 @@
+"""Our engine against FLGo, the framework of the paper's experiments: the same job, side by side."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.jobs import ROOT, Job, Measured, bare, on_local_engine, on_ray
+from benchmarks.measure import Spread, paired_ratio
+from benchmarks.report import Report, parser, with_unit
+
+ENVIRONMENT = ROOT / ".venv-flgo"
+PACKAGES = ("flgo==0.4.4", "torch==2.13.0", "torchvision==0.28.0")
+_FOLDERS = {"fmnist": "FashionMNIST", "mnist": "MNIST"}
+# FLGo trains on 60,000 samples and tests on 10,000: so do we here, for equal steps per task.
+_TEST_FRACTION = 1 / 7
+
+JOBS = {
+    "fmnist": Job("fmnist", versions=60, warm_up=30, test_fraction=_TEST_FRACTION),
+    "mnist": Job("mnist", versions=3, warm_up=5, epochs=2, test_fraction=_TEST_FRACTION),
+}
+
+
+def environment() -> Path:
+    """Make FLGo's environment if it is not there; return its Python."""
+    python = ENVIRONMENT / "bin" / "python"
+    mark = ENVIRONMENT / ".installed"
+    if not mark.exists():
+        subprocess.run([sys.executable, "-m", "venv", str(ENVIRONMENT)], check=True)
+        install = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        subprocess.run([str(python), *install, *PACKAGES], check=True)
+        mark.touch()
+    return python
+
+
+def on_flgo(python: Path, job: Job, files: Path) -> Measured:
+    """Run the job with FLGo in one process, its data in memory."""
+    with tempfile.TemporaryDirectory() as work:
+        command = [
+            *(str(python), str(Path(__file__).with_name("flgo_run.py"))),
+            *("--dataset", job.dataset, "--files", str(files), "--work", work),
+            *("--uploads", str(job.uploads), "--warm-up", str(job.warm_up)),
+            *("--epochs", str(job.epochs), "--clients", str(job.clients)),
+        ]
+        done = subprocess.run(command, cwd=work, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"FLGo failed:\n{done.stderr[-3000:]}")
+    found = json.loads(done.stdout.splitlines()[-1])
+    return Measured(found["uploads"] / found["seconds"], found["peak_memory"], found)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, and write the page."""
+    options = parser("benchmarks.flgo", __doc__ or "")
+    options.add_argument("--datasets", nargs="+", default=["fmnist"], choices=list(JOBS))
+    options.add_argument("--data-dir", type=Path, required=True, help="the datasets' files")
+    options.add_argument("--ray", action="store_true", help="also run Flower's Ray engine")
+    options.add_argument("--versions", type=int, help="versions of a run")
+    parsed = options.parse_args(arguments)
+    python = environment()
+    report = Report(
+        "flgo",
+        "Against FLGo",
+        "python -m benchmarks.flgo --data-dir DIR --datasets " + " ".join(parsed.datasets),
+    )
+    report.text(
+        "50 clients with equal shares of 60,000 samples (Dirichlet 0.1), buffer of 5, 10 in "
+        "flight, batch 64, response times uniform from 10 to 500. FLGo 0.4.4 runs FedBuff in one "
+        "process with `load_mode='mem'` and no progress bar; we run FedBuff and FedPSA with the "
+        "compiled step. Uploads per second after a warm-up, runs in turn; median and range. Steps "
+        "per task are equal."
+    )
+    data: dict[str, Any] = {}
+    for dataset in parsed.datasets:
+        changes: dict[str, Any] = {"data_dir": str(parsed.data_dir), "method": "fedbuff"}
+        if parsed.versions:
+            changes["versions"] = parsed.versions
+        job = Job(**{**vars(JOBS[dataset]), **changes})
+        psa = Job(**{**vars(job), "method": "fedpsa"})
+        files = parsed.data_dir / _FOLDERS[dataset] / "raw"
+        cases: dict[str, Callable[[], Measured]] = {
+            "FLGo, FedBuff": partial(on_flgo, python, job, files),
+            "local engine, 1 worker, FedBuff": partial(on_local_engine, job, 1),
+            "local engine, 2 workers, FedBuff": partial(on_local_engine, job, 2),
+            "local engine, 2 workers, FedPSA": partial(on_local_engine, psa, 2),
+            "bare loop, 1 process": partial(bare, job, 1),
+        }
+        if parsed.ray:
+            cases["Flower's Ray engine, 2 actors, FedBuff"] = partial(on_ray, job, 2)
+        found: dict[str, list[Measured]] = {name: [] for name in cases}
+        for _ in range(parsed.repeats):
+            for name, run in cases.items():
+                found[name].append(run())
+                print(f"  {name}: {found[name][-1].uploads_per_second:.2f} uploads/s", flush=True)
+        rates = {name: [run.uploads_per_second for run in runs] for name, runs in found.items()}
+        ratios = {name: paired_ratio(rates[name], rates["FLGo, FedBuff"]) for name in cases}
+        steps = (found["FLGo, FedBuff"][0].summary or {})["steps_per_task"]
+        report.table(
+            f"{dataset}: {job.epochs} epochs, {steps:g} steps a task, {job.uploads} uploads",
+            ["", "uploads/s", "times FLGo", "memory"],
+            [
+                [
+                    name,
+                    Spread.of(rates[name]).show(),
+                    ratios[name].show(),
+                    with_unit(max(run.peak_memory for run in runs)),
+                ]
+                for name, runs in found.items()
+            ],
+        )
+        one, two = (f"local engine, {n}, FedBuff" for n in ("1 worker", "2 workers"))
+        linear = dataset == "fmnist"
+        for name, limit in ((one, 2.2 if linear else 1.0), (two, 4.0 if linear else 1.0)):
+            report.target(
+                f"{dataset}: {name}, uploads/s over FLGo's",
+                ratios[name].median,
+                limit,
+                at_least=True,
+            )
+        share = paired_ratio(rates[one], rates["bare loop, 1 process"])
+        report.text(
+            f"{dataset}, 1 worker: {100 * share.median:.0f} % of the step-time limit (the bare "
+            "loop with the same compiled step)."
+        )
+        data[dataset] = {
+            name: [[run.uploads_per_second, run.peak_memory] for run in runs]
+            for name, runs in found.items()
+        }
+    report.data("runs", data)
+    print(report.write(parsed.out).read_text())
+
+
+if __name__ == "__main__":
+    main()
