@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 RUN := $(BIN)/python -m simulation
 
-.PHONY: help install install-dev run deploy-local test test-all test-latest docker-up docker-down docker-test lint types clean
+.PHONY: help bench install install-dev run deploy-local test test-all test-latest docker-up docker-down docker-test lint types clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -54,6 +54,15 @@ $(LATEST)/.installed: pyproject.toml
 
 test-latest: $(LATEST)/.installed  ## the engine tests on Flower 1.41, in an environment of its own
 	$(LATEST)/bin/python -m pytest tests/engines/test_engines.py tests/simulation -m engine
+
+# The quick ones; each module of benchmarks/ is a command of its own with more options.
+bench: install  ## what things cost: pages and JSON in benchmarks/results
+	$(BIN)/python -m benchmarks.server --sizes 1e4 1e5 1e6 1e7 --repeats 3
+	$(BIN)/python -m benchmarks.sketch --models digits fmnist mnist --size 1e7 --repeats 3
+	$(BIN)/python -m benchmarks.growth --clients 50 500 5000 --repeats 3
+	$(BIN)/python -m benchmarks.fresh_client --repeats 3
+	$(BIN)/python -m benchmarks.engines --datasets fmnist --repeats 3
+	$(BIN)/python -m benchmarks.traffic --datasets digits fmnist
 
 docker-up:  ## SuperLink, NODES SuperNodes and a run in containers, with TLS and node keys
 	docker/up.sh $(NODES)

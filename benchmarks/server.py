@@ -122,13 +122,13 @@ def upload(size: int) -> RecordDict:
         }
     )
     table = np.ones((_CLASSES, _FEATURES), np.float32)
-    statistics = {
+    statistics: dict[str, Any] = {
         CENTROIDS: table,
         FEATURES: table,
         COUNTS: np.ones(_CLASSES, np.int64),
         VARIANCE: np.asarray(1.0, np.float32),
     }
-    metrics = {"num-examples": 100, "train-loss": 0.5, "sketch": SKETCH}
+    metrics: dict[str, Any] = {"num-examples": 100, "train-loss": 0.5, "sketch": SKETCH}
     return RecordDict(
         {
             "arrays": update,
@@ -165,7 +165,9 @@ def measure_size(size: int, methods: Sequence[str], repeats: int) -> dict[str, A
             pass
         per_upload, per_version, references = [], [], []
         for _ in range(repeats):
-            plain, versions, pure = [], [], []
+            plain: list[float] = []
+            versions: list[float] = []
+            pure: list[float] = []
             while len(plain) < calls * BUFFER and len(versions) < calls:
                 pure.append(reference())
                 seconds, made = server.timed_upload()

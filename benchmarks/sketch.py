@@ -112,7 +112,7 @@ def by_loop(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     """Return s by one backward pass per sample."""
     parameters = list(model.parameters())
     mean, square = (torch.zeros(num_trainable(model)) for _ in range(2))
-    for sample, target in zip(x.split(1), y.split(1), strict=True):
+    for sample, target in zip(torch.split(x, 1), torch.split(y, 1), strict=True):
         gradients = torch.autograd.grad(loss_fn(model(sample), target)[0], parameters)
         flat = torch.cat([gradient.flatten() for gradient in gradients])
         mean += flat / len(x)

@@ -43,7 +43,7 @@ def on_flgo(python: Path, job: Job, files: Path) -> Measured:
     """Run the job with FLGo in one process, its data in memory."""
     with tempfile.TemporaryDirectory() as work:
         command = [
-            *(str(python), str(Path(__file__).with_name("flgo_run.py"))),
+            *(str(python), "-P", str(Path(__file__).with_name("flgo_run.py"))),
             *("--dataset", job.dataset, "--files", str(files), "--work", work),
             *("--uploads", str(job.uploads), "--warm-up", str(job.warm_up)),
             *("--epochs", str(job.epochs), "--clients", str(job.clients)),
@@ -57,7 +57,7 @@ def on_flgo(python: Path, job: Job, files: Path) -> Measured:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, and write the page."""
-    options = parser("benchmarks.flgo", __doc__ or "")
+    options = parser("benchmarks.against_flgo", __doc__ or "")
     options.add_argument("--datasets", nargs="+", default=["fmnist"], choices=list(JOBS))
     options.add_argument("--data-dir", type=Path, required=True, help="the datasets' files")
     options.add_argument("--ray", action="store_true", help="also run Flower's Ray engine")
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     report = Report(
         "flgo",
         "Against FLGo",
-        "python -m benchmarks.flgo --data-dir DIR --datasets " + " ".join(parsed.datasets),
+        "python -m benchmarks.against_flgo --data-dir DIR --datasets " + " ".join(parsed.datasets),
     )
     report.text(
         "50 clients with equal shares of 60,000 samples (Dirichlet 0.1), buffer of 5, 10 in "

@@ -1,0 +1,96 @@
+"""The benchmarks run, at a scale at which their numbers mean nothing."""
+
+import json
+
+import pytest
+
+from benchmarks import engines, fresh_client, growth, server, sketch, traffic
+from benchmarks.measure import Spread, interleave, paired_ratio, peak_memory
+from benchmarks.report import Report
+
+
+def results(folder, name):
+    page = (folder / f"{name}.md").read_text()
+    assert "Machine: " in page
+    assert "Made by `python -m benchmarks." in page
+    return page, json.loads((folder / f"{name}.json").read_text())
+
+
+def test_measurements_take_turns():
+    calls = []
+    cases = {name: lambda name=name: calls.append(name) or 1.0 for name in ("a", "b")}
+    assert interleave(cases, 2, warm_up=1) == {"a": [1.0, 1.0], "b": [1.0, 1.0]}
+    assert calls == ["a", "b"] * 3
+
+
+def test_spread_and_ratio():
+    assert Spread.of([3.0, 1.0, 2.0]) == Spread(2.0, 1.0, 3.0, 3)
+    assert Spread.of([0.002]).show(1e3) == "2 (2-2)"
+    assert paired_ratio([2.0, 9.0], [1.0, 3.0]) == Spread(2.5, 2.0, 3.0, 2)
+
+
+def test_peak_memory_sees_what_is_freed_again():
+    assert peak_memory(lambda: bytearray(50_000_000)) >= 40_000_000
+
+
+def test_a_report_says_what_was_missed(tmp_path):
+    report = Report("it", "Title", "python -m benchmarks.it")
+    report.target("fast", 2.0, 1.0)
+    report.target("many", 2.0, 1.0, at_least=True)
+    report.table("Times", ["a", "b"], [[1, Spread.of([1.0]).show()]])
+    report.data("raw", Spread.of([1.0]))
+    report.write(tmp_path)
+    page, record = results(tmp_path, "it")
+    assert "| fast | 2 | at most 1 | **missed** |" in page
+    assert "| many | 2 | at least 1 | met |" in page
+    assert [target["met"] for target in record["targets"]] == [False, True]
+    assert record["raw"]["median"] == 1.0
+
+
+def test_server(tmp_path):
+    server.main(["--sizes", "2000", "--repeats", "1", "--out", str(tmp_path)])
+    page, record = results(tmp_path, "server")
+    assert set(record["times"]["2000"]) == set(server.METHODS)
+    assert "fedpac" in page
+
+
+def test_sketch(tmp_path):
+    arguments = ["--models", "digits", "--size", "20000", "--repeats", "1"]
+    sketch.main([*arguments, "--out", str(tmp_path)])
+    _, record = results(tmp_path, "sketch")
+    assert record["models"]["digits"]["parameters"] == 2410
+    assert record["long_sketch"]["size"] == 20000
+
+
+@pytest.mark.engine
+def test_growth(tmp_path):
+    arguments = ["--clients", "4", "--in-flight", "2", "--uploads", "10", "--repeats", "1"]
+    growth.main([*arguments, "--out", str(tmp_path)])
+    _, record = results(tmp_path, "growth")
+    assert record["runs"][0]["clients"] == 4
+
+
+@pytest.mark.engine
+def test_fresh_client(tmp_path):
+    fresh_client.main(["--dataset", "digits", "--repeats", "1", "--out", str(tmp_path)])
+    _, record = results(tmp_path, "fresh_client")
+    assert record["parts"]["ours: training"]["median"] > 0
+
+
+@pytest.mark.engine
+def test_engines(tmp_path):
+    arguments = ["--datasets", "digits", "--versions", "2", "--step", "eager", "--repeats", "1"]
+    engines.main([*arguments, "--processes", "1", "--out", str(tmp_path)])
+    _, record = results(tmp_path, "engines")
+    runs = record["datasets"]["digits"]["runs"]
+    assert set(runs) == {"bare loop, 1", "local engine, 1"}
+    assert runs["local engine, 1"][0]["peak_memory"] > 0
+
+
+@pytest.mark.engine
+def test_traffic(tmp_path):
+    traffic.main(["--datasets", "digits", "--out", str(tmp_path)])
+    _, record = results(tmp_path, "traffic")
+    sizes = record["traffic"]["digits"]
+    assert sizes["fedpsa, float16"]["up"] < 0.6 * sizes["fedpsa"]["up"]
+    assert sizes["fedpsa"]["up"] > sizes["fedbuff"]["up"]
