@@ -101,7 +101,9 @@ def _eager_epoch(
         return loss.detach()
 
     def epoch(inputs: Tensor, targets: Tensor) -> Tensor:
-        batches = zip(inputs.split(batch_size), targets.split(batch_size), strict=True)
+        batches = zip(
+            torch.split(inputs, batch_size), torch.split(targets, batch_size), strict=True
+        )
         return torch.stack([step(x, y) for x, y in batches])
 
     return epoch
@@ -124,7 +126,7 @@ def _whole_steps(
     """Do the same as eager steps, in the form in which they compile into a single graph."""
     parameters = trainable(model)
     losses = []
-    for x, y in zip(inputs.split(batch_size), targets.split(batch_size), strict=True):
+    for x, y in zip(torch.split(inputs, batch_size), torch.split(targets, batch_size), strict=True):
         loss = batch_loss(loss_fn, model(x), y)
         gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
         with torch.no_grad():
@@ -175,7 +177,7 @@ def _compiled_epoch(
 
     def epoch(inputs: Tensor, targets: Tensor) -> Tensor:
         sizes = _samples_per_call(len(inputs), batch_size, most_steps)
-        calls = zip(inputs.split(sizes), targets.split(sizes), strict=True)
+        calls = zip(torch.split(inputs, sizes), torch.split(targets, sizes), strict=True)
         return torch.cat([steps(x, y) for x, y in calls])
 
     return epoch
