@@ -12,7 +12,7 @@ from flwr.clientapp import ClientApp
 from torch import nn
 
 from client_app.fedpac import train_fedpac
-from fedpsa_strategy.client import make_reply
+from fedpsa_strategy.client import make_reply, read_state_dict
 from fedpsa_strategy.probe import LossFn
 from task.hardware import resolve_device, set_threads
 from task.tasks import DatasetTask, Task, as_shard, find_task
@@ -120,7 +120,7 @@ def node_task(context: Context) -> Task:
 def _loaded_model(task: Task, message: Message, device: torch.device) -> nn.Module:
     """Return the model of the message on this node's device."""
     model = _workspace(cast(Any, task))  # a protocol does not promise a hash
-    model.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
+    model.load_state_dict(read_state_dict(message.content.array_records["arrays"]))
     return model.to(device)
 
 

@@ -6,11 +6,13 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from torch import Tensor, nn
 
 from fedpsa_strategy.fedpsa import CALIBRATION_KEY
+from fedpsa_strategy.layout import read_array
 from fedpsa_strategy.probe import LossFn, Probe
 from fedpsa_strategy.update_dtype import UPDATE_DTYPE_KEY, check_update_dtype
 
@@ -52,7 +54,7 @@ def make_reply(
         Keys of the records in the message.
     """
     config = message.content.config_records[config_key]
-    before = message.content.array_records[arrays_key].to_torch_state_dict()
+    before = read_state_dict(message.content.array_records[arrays_key])
     delta = _rounded(
         _difference(before, model.state_dict()),
         check_update_dtype(config.get(UPDATE_DTYPE_KEY, "float32")),
@@ -68,6 +70,22 @@ def make_reply(
         record["sensitivity-seconds"] = time.perf_counter() - started
     content = RecordDict({arrays_key: ArrayRecord(_as_sent(delta)), "metrics": record})
     return Message(content, reply_to=message)
+
+
+def read_state_dict(arrays: ArrayRecord) -> dict[str, Tensor]:
+    """Return the tensors of a record, as its `to_torch_state_dict` does but in a tenth of the time.
+
+    Raises
+    ------
+    InvalidReplyError
+        When an array is not what it says it is.
+    """
+    return {
+        key: torch.from_numpy(
+            read_array(array, f"arrays[{key!r}]", np.dtype(array.dtype), tuple(array.shape)).copy()
+        )
+        for key, array in arrays.items()
+    }
 
 
 def _difference(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> dict[str, Tensor]:
