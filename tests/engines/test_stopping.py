@@ -69,12 +69,17 @@ def test_a_deployed_run_that_is_stopped_in_every_way_goes_on_where_it_stopped(tm
     run_dir = settings["run-dir"]
     resume = settings | {"resume": "true"}
 
-    def more_than(number):
-        wait_for(lambda: len(events(run_dir, "upload")) > number, what="uploads")
+    def more_than(number, alive):
+        def there():
+            found = len(events(run_dir, "upload")) > number
+            assert found or alive(), "the run ended before it was stopped"
+            return found
+
+        wait_for(there, what="uploads")
 
     # Ctrl-C on the command.
     process = launch("deploy", "--nodes", "3", *set_options(settings))
-    more_than(1)
+    more_than(1, lambda: process.poll() is None)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=120)
     assert process.returncode == cli.INTERRUPTED, errors
@@ -83,7 +88,7 @@ def test_a_deployed_run_that_is_stopped_in_every_way_goes_on_where_it_stopped(tm
     with Deployment(APP, num_nodes=3) as deployment:
         # Flower's own command, which nobody has prepared the ServerApp for.
         run = deployment.submit(resume)
-        more_than(done)
+        more_than(done, lambda: run._summary() is None)
         deployment.superlink.flwr("stop", run.run_id, deployment.superlink.connection)
         with pytest.raises(RunFailed, match="stopped"):
             run.wait(timeout=120)
@@ -92,7 +97,7 @@ def test_a_deployed_run_that_is_stopped_in_every_way_goes_on_where_it_stopped(tm
 
         # A signal to the process.
         run = deployment.submit(resume)
-        more_than(done)
+        more_than(done, lambda: run._summary() is None)
         (pid,) = processes_named(deployment, "flwr-serverapp")
         os.kill(pid, signal.SIGTERM)
         with pytest.raises(RunFailed, match="stopped"):
