@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parsed = options.parse_args(arguments)
     python = environment()
     report = Report(
-        "flgo",
+        "against_flgo",
         "Against FLGo",
         "python -m benchmarks.against_flgo --data-dir DIR --datasets " + " ".join(parsed.datasets),
     )
