@@ -6,6 +6,7 @@ import heapq
 import logging
 import time
 from bisect import bisect_left, insort
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -39,7 +40,7 @@ STOP_REQUESTED = "a stop was requested"
 _FIRST_PAUSE = 0.002
 _LONGEST_PAUSE = 0.25
 _NODE_REFRESH = 5.0  # seconds between looks at who is connected
-_MOST_ASKED = 128  # replies asked for at a time; with the virtual clock others can wait
+_MOST_ASKED = 128  # replies asked for at a time, where others can wait
 _STOP_CHECK = 0.5  # seconds between two questions whether to stop
 _WAIT_NOTICE = 2.0  # seconds of silence after which listeners are told that the run is alive
 
@@ -300,12 +301,16 @@ class AsyncLoop:
         }
         give_up = self.monotonic() + limit
         pause, next_notice = _FIRST_PAUSE, self.monotonic() + _WAIT_NOTICE
+        turn = deque(waiting)
         while waiting and self.monotonic() < give_up:
-            replies = list(self.grid.pull_messages(list(waiting)))
+            # Some at a time, in turn: asking for all would cost their number squared.
+            asked = [turn.popleft() for _ in range(min(_MOST_ASKED, len(turn)))]
+            replies = list(self.grid.pull_messages(asked))
             for reply in replies:
                 node_id = waiting.pop(reply.metadata.reply_to_message_id, None)
                 if node_id is not None:
                     answers[node_id] = _read_answer(reply)
+            turn.extend(key for key in asked if key in waiting)
             pause = _FIRST_PAUSE if replies else min(2 * pause, _LONGEST_PAUSE)
             if waiting:
                 self._rest(pause)
