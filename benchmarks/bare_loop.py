@@ -41,7 +41,6 @@ def main() -> None:
     ]
     model = task.make_model(0)
     start = {key: value.clone() for key, value in model.state_dict().items()}
-    convolutional = any(isinstance(module, torch.nn.Conv2d) for module in model.modules())
 
     def train(number: int) -> None:
         shard = shards[number % len(shards)]
@@ -50,10 +49,7 @@ def main() -> None:
         generator = torch.Generator().manual_seed(number)
         for _ in range(options.epochs):
             order = torch.randperm(len(shard), generator=generator)
-            x = shard.x.index_select(0, order)
-            if convolutional:
-                x = x.contiguous(memory_format=torch.channels_last)
-            epoch(x, shard.y.index_select(0, order))
+            epoch(shard.x, shard.y, order)
 
     with compiler_settings(options.step):
         train(0)

@@ -24,7 +24,7 @@ _MOST_COMPILED_VARIANTS = 64
 _STEPS_PER_CALL = 10
 _SMALL_MODEL = 2**17
 
-Epoch = Callable[[Tensor, Tensor], Tensor]
+Epoch = Callable[[Tensor, Tensor, Tensor], Tensor]
 LossFn = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -52,7 +52,7 @@ def make_epoch(
     proximal: float,
     loss_fn: LossFn | None = None,
 ) -> Epoch:
-    """Return a function that takes an epoch's inputs and targets, in the order of their batches.
+    """Return a function that takes all inputs and targets, and the order in which to visit them.
 
     It takes one step per batch, the last, shorter one included, which updates the model, and
     returns the batches' losses.
@@ -100,13 +100,26 @@ def _eager_epoch(
             torch._foreach_add_(parameters, gradients, alpha=-learning_rate)
         return loss.detach()
 
-    def epoch(inputs: Tensor, targets: Tensor) -> Tensor:
+    def epoch(inputs: Tensor, targets: Tensor, order: Tensor) -> Tensor:
         batches = zip(
-            torch.split(inputs, batch_size), torch.split(targets, batch_size), strict=True
+            torch.split(in_layout_of(model, inputs.index_select(0, order)), batch_size),
+            torch.split(targets.index_select(0, order), batch_size),
+            strict=True,
         )
         return torch.stack([step(x, y) for x, y in batches])
 
     return epoch
+
+
+def in_layout_of(model: nn.Module, x: Tensor) -> Tensor:
+    """Return the inputs in the memory format in which the model is fastest.
+
+    Convolutions take about a quarter less time on channels-last inputs; a model without any would
+    only have to copy them back.
+    """
+    if x.dim() == 4 and any(isinstance(module, nn.Conv2d) for module in model.modules()):
+        return x.contiguous(memory_format=torch.channels_last)
+    return x
 
 
 def _start(parameters: Sequence[Tensor], proximal: float) -> list[Tensor]:
@@ -117,6 +130,7 @@ def _whole_steps(
     model: nn.Module,
     inputs: Tensor,
     targets: Tensor,
+    order: Tensor | None,
     batch_size: int,
     learning_rate: Tensor,
     proximal: Tensor,
@@ -126,7 +140,7 @@ def _whole_steps(
     """Do the same as eager steps, in the form in which they compile into a single graph."""
     parameters = trainable(model)
     losses = []
-    for x, y in zip(torch.split(inputs, batch_size), torch.split(targets, batch_size), strict=True):
+    for x, y in _batches(model, inputs, targets, order, batch_size):
         loss = batch_loss(loss_fn, model(x), y)
         gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
         with torch.no_grad():
@@ -137,6 +151,19 @@ def _whole_steps(
                 parameter.sub_(learning_rate * gradient)
         losses.append(loss.detach())
     return torch.stack(losses)
+
+
+def _batches(
+    model: nn.Module, inputs: Tensor, targets: Tensor, order: Tensor | None, batch_size: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the batches; without an order the samples are in theirs already."""
+    if order is None:
+        yield from zip(
+            torch.split(inputs, batch_size), torch.split(targets, batch_size), strict=True
+        )
+        return
+    for part in torch.split(order, batch_size):
+        yield in_layout_of(model, inputs.index_select(0, part)), targets.index_select(0, part)
 
 
 @cache
@@ -163,9 +190,9 @@ def _compiled_epoch(
     small = sum(parameter.numel() for parameter in parameters) <= _SMALL_MODEL
     most_steps = _STEPS_PER_CALL if small else 1
 
-    def steps(inputs: Tensor, targets: Tensor) -> Tensor:
+    def steps(inputs: Tensor, targets: Tensor, order: Tensor | None) -> Tensor:
         try:
-            return compiled(model, inputs, targets, batch_size, rate, weight, start, loss_fn)
+            return compiled(model, inputs, targets, order, batch_size, rate, weight, start, loss_fn)
         except Exception as error:
             if not _from_compiler(error):
                 raise
@@ -175,10 +202,16 @@ def _compiled_epoch(
                 f"torch says: {type(error).__name__}: {error}"
             ) from error
 
-    def epoch(inputs: Tensor, targets: Tensor) -> Tensor:
-        sizes = _samples_per_call(len(inputs), batch_size, most_steps)
-        calls = zip(torch.split(inputs, sizes), torch.split(targets, sizes), strict=True)
-        return torch.cat([steps(x, y) for x, y in calls])
+    def epoch(inputs: Tensor, targets: Tensor, order: Tensor) -> Tensor:
+        sizes = _samples_per_call(len(order), batch_size, most_steps)
+        if small:
+            # Batches that are gathered when their turn comes are still in the cache when used.
+            parts = torch.split(order, sizes)
+            return torch.cat([steps(inputs, targets, part) for part in parts])
+        x = in_layout_of(model, inputs.index_select(0, order))
+        y = targets.index_select(0, order)
+        calls = zip(torch.split(x, sizes), torch.split(y, sizes), strict=True)
+        return torch.cat([steps(x, y, None) for x, y in calls])
 
     return epoch
 
