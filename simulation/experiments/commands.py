@@ -59,6 +59,12 @@ def add_reproduce(subparsers: Subparsers) -> None:
         action="store_true",
         help="run nothing, also write when runs are missing",
     )
+    parser.add_argument(
+        "--recorded",
+        action="store_true",
+        help="count runs as finished that any results in the folder of --out tell of, wherever"
+        " they were run",
+    )
     parser.set_defaults(handler=reproduce)
 
 
@@ -163,11 +169,13 @@ def reproduce(arguments: argparse.Namespace) -> int:
     from simulation.experiments.catalogue import find_experiment
     from simulation.experiments.display import make_display
     from simulation.experiments.results import write_results
+    from simulation.experiments.rows import recorded_rows
     from simulation.experiments.scheduler import Scheduler
     from simulation.experiments.store import CellStore
 
     experiment, options = find_experiment(arguments.name), read_options(arguments)
     cells, store = plan(experiment, options), CellStore(arguments.cells)
+    recorded = recorded_rows(arguments.out, experiment.series) if arguments.recorded else {}
     write = partial(
         write_results,
         experiment,
@@ -176,21 +184,25 @@ def reproduce(arguments: argparse.Namespace) -> int:
         arguments.out,
         command=command_text(experiment.name, arguments),
         label=arguments.label,
+        recorded=recorded,
     )
     if arguments.finished_only:
         print(f"The results are in {write(failures={})}", flush=True)
         return 0
     with make_display(experiment.name) as display:
         scheduler = Scheduler(
-            cells,
+            [cell for cell in cells if cell.id not in recorded],
             store,
             jobs=_jobs(arguments, arguments.engine),
             engine=arguments.engine,
             display=display,
         )
         state = scheduler.state
+        if known := len({cell.id for cell in cells} & recorded.keys()):
+            print(f"{known} cells are recorded in {arguments.out} already.", flush=True)
         if not state.waiting:
-            print(f"All {state.total} cells of {experiment.name} are finished.", flush=True)
+            total = known + state.total
+            print(f"All {total} cells of {experiment.name} are finished.", flush=True)
         elif state.done:
             print(f"{state.done} of {state.total} cells are finished already.", flush=True)
         try:

@@ -25,6 +25,7 @@ def write_results(
     command: str,
     failures: Mapping[str, str],
     label: str = "",
+    recorded: Mapping[str, Row] | None = None,
 ) -> Path:
     """Write all files of an experiment; return its folder.
 
@@ -44,8 +45,10 @@ def write_results(
         Why cells failed, by their ids.
     label : str (default: "")
         What tells these results from others of the same experiment.
+    recorded : Mapping[str, Row] | None (default: None)
+        Rows of runs that need not be in the store any more, by the ids of their cells.
     """
-    known: dict[str, Row] = {}
+    known: dict[str, Row] = dict(recorded or {})
     rows = []
     for cell in cells:
         if cell.id not in known:

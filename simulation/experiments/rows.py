@@ -146,6 +146,24 @@ def from_lines(text: str) -> list[Row]:
     return [Row(**json.loads(line)) for line in text.splitlines()]
 
 
+def recorded_rows(results: Path, series: str = "") -> dict[str, Row]:
+    """Return the completed rows in a folder of results, by the ids of their runs.
+
+    Parameters
+    ----------
+    results : Path
+        The folder; its experiments are folders with ``cells.jsonl``.
+    series : str (default: "")
+        What has to be there of single uploads; see `make_row`.
+    """
+    found = {}
+    for path in sorted(results.glob("*/cells.jsonl")):
+        for row in from_lines(path.read_text(encoding="utf-8")):
+            if row.completed and (not series or series in row.series):
+                found[row.id] = row
+    return found
+
+
 def thinned(curve: Sequence[tuple[float, float]], points: int = _CURVE_POINTS) -> list[Any]:
     """Return about as many points of a curve, the first and the last among them."""
     if len(curve) <= points:

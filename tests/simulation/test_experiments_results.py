@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,15 @@ from simulation.experiments.numbers import Estimate
 from simulation.experiments.options import Options
 from simulation.experiments.report import write_report
 from simulation.experiments.results import write_results
-from simulation.experiments.rows import Row, from_lines, late_mean, make_row, thinned, to_lines
+from simulation.experiments.rows import (
+    Row,
+    from_lines,
+    late_mean,
+    make_row,
+    recorded_rows,
+    thinned,
+    to_lines,
+)
 from simulation.experiments.store import CellStore
 from simulation.experiments.tables import Pivot, pivot_tables, reading
 
@@ -371,3 +380,28 @@ def test_what_is_finished_can_be_written_without_running_the_rest(tmp_path: Path
     assert len(list(cells.iterdir())) == 7
     with pytest.raises(SystemExit):
         cli.main([*command, "--label", "no/slashes"])
+
+
+def test_recorded_runs_need_not_be_there_any_more(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cells, out = tmp_path / "cells", tmp_path / "results"
+    options = ["--days", "1", "--seeds", "0", "--alphas", "0.1"]
+    options += ["--cells", str(cells), "--out", str(out)]
+    finish_all("table-accuracy", Options(seeds=(0,), days=1.0, alphas=(0.1,)), CellStore(cells))
+    assert cli.main(["reproduce", "table-accuracy", *options, "--finished-only"]) == 0
+    folder = out / "table-accuracy"
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+
+    shutil.rmtree(cells)
+    assert cli.main(["reproduce", "table-accuracy", *options, "--recorded"]) == 0
+    printed = capsys.readouterr().out
+    assert "7 cells are recorded" in printed
+    assert "All 7 cells of table-accuracy are finished" in printed
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    # Another experiment takes its runs from there too.
+    assert cli.main(["reproduce", "figure-curves", *options, "--recorded"]) == 0
+    assert not list(cells.glob("*/summary.json"))
+    # What was not kept of single uploads cannot be made up.
+    assert recorded_rows(out)
+    assert not recorded_rows(out, "pairs")
