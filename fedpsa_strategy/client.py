@@ -23,7 +23,7 @@ def make_reply(
     message: Message,
     model: nn.Module,
     *,
-    num_examples: int,
+    num_examples: float,
     metrics: Mapping[str, Any] | None = None,
     context: Context | None = None,
     loss_fn: LossFn | None = None,
@@ -42,7 +42,7 @@ def make_reply(
         The train message; holds w, the model before training.
     model : nn.Module
         The model after training. It holds w + Δ afterwards.
-    num_examples : int
+    num_examples : float
         Size of the local training data.
     metrics : Mapping[str, Any] (default: None)
         More to report: `train-loss`, timings, ...

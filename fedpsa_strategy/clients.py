@@ -22,7 +22,7 @@ class Client:
     index: int
     node_id: int
     partition: int | None = None
-    num_examples: int | None = None
+    num_examples: float | None = None
     online: bool = True
     busy: bool = False
     failures: int = 0  # in a row
@@ -80,7 +80,7 @@ class Clients:
         return len(self._clients)
 
     def join(
-        self, node_id: int, partition: int | None = None, num_examples: int | None = None
+        self, node_id: int, partition: int | None = None, num_examples: float | None = None
     ) -> Client:
         """Add a node, or welcome one back."""
         client = self._by_node.get(node_id) or self._returning(node_id, partition)

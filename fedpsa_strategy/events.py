@@ -49,7 +49,7 @@ class NodeJoined(Event):
     node_id: int
     client: int
     partition: int | None
-    num_examples: int | None
+    num_examples: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +102,7 @@ class Uploaded(Event):
     node_id: int
     version: int
     staleness: int
-    num_examples: int
+    num_examples: float
     squared_norm: float
     num_bytes: int
     metrics: Mapping[str, Any] = field(default_factory=dict)

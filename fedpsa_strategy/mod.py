@@ -20,7 +20,7 @@ def fedpsa_mod(
 
     It wraps an existing `@app.train()` that replies with the full arrays of the trained model, as
     Flower's apps do, and makes Δ and the sketch of that reply. Everything else passes unchanged:
-    other messages, error replies, and further records of a reply.
+    other messages, error replies, the names of records, and further records of a reply.
 
     Parameters
     ----------
@@ -47,13 +47,14 @@ def fedpsa_mod(
         made = make_reply(
             message,
             model,
-            num_examples=int(metrics.pop("num-examples", 1)),  # type: ignore[arg-type]
+            num_examples=metrics.pop("num-examples", 1),  # type: ignore[arg-type]
             metrics=metrics,
             context=context,
             loss_fn=loss_fn,
             arrays_key=arrays_key,
             config_key=config_key,
         )
+        made.content[metrics_key] = made.content.pop("metrics")
         for key, record in reply.content.items():
             if key not in (reply_key, metrics_key):
                 made.content[key] = record

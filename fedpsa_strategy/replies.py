@@ -26,7 +26,7 @@ class TrainReply:
     delta: Vector
     integers: Integers
     squared_norm: float
-    num_examples: int
+    num_examples: float
     metrics: MetricRecord
     num_bytes: int
     extra: Mapping[str, NDArray[Any]] = field(default_factory=dict)
@@ -64,7 +64,7 @@ def read_train_reply(
         delta=delta,
         integers=integers,
         squared_norm=norm,
-        num_examples=int(num_examples),
+        num_examples=num_examples,
         metrics=metrics,
         num_bytes=count_bytes(content),
     )

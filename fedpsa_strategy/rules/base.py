@@ -29,7 +29,7 @@ class Update:
         Δ = w' - w: what local training changed. Trainable parameters first, float buffers behind.
     squared_norm : float
         ||Δ||² over the trainable parameters.
-    num_examples : int
+    num_examples : float
         Size of the client's local data.
     version : int
         Version of the global model the client started from.
@@ -46,7 +46,7 @@ class Update:
     client: int
     delta: Vector
     squared_norm: float
-    num_examples: int
+    num_examples: float
     version: int
     staleness: int
     start: Vector

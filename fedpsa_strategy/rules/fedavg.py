@@ -24,7 +24,7 @@ class FedAvgRule(Rule):
     def start(self, model: Vector) -> None:
         """Begin from `model` with an empty round."""
         super().start(model)
-        self.round: list[tuple[Vector, int]] = []
+        self.round: list[tuple[Vector, float]] = []
 
     def add(self, update: Update) -> Vector | None:
         """Collect the update until the round ends."""

@@ -40,7 +40,7 @@ class _Member:
 
     client: int
     model: Vector
-    num_examples: int
+    num_examples: float
     extra: Mapping[str, NDArray[Any]]
 
 

@@ -238,7 +238,25 @@ HOOKS = {
         ),
         (2, 9),
     ),
-    "conv2d": (lambda: convolutional(nn.Conv2d(2, 3, 3), nn.Tanh(), width=36), (2, 5, 6)),
+    "conv2d": (lambda: convolutional(nn.Conv2d(2, 3, 3), nn.Tanh(), width=72), (2, 6, 8)),
+    "conv2d, few places": (
+        lambda: convolutional(
+            nn.Conv2d(2, 3, (3, 2), stride=(2, 1), padding=1, dilation=(1, 2)),
+            nn.Tanh(),
+            width=18,
+        ),
+        (2, 3, 3),
+    ),
+    "conv2d, few places, circular": (
+        lambda: convolutional(
+            nn.Conv2d(2, 3, 3, padding=1, padding_mode="circular"), nn.Tanh(), width=12
+        ),
+        (2, 2, 2),
+    ),
+    "conv2d, one place": (
+        lambda: convolutional(nn.Conv2d(2, 3, 3, padding=1, stride=2), nn.Tanh(), width=3),
+        (2, 1, 2),
+    ),
     "conv2d, all options": (
         lambda: convolutional(
             nn.Conv2d(4, 6, (3, 2), stride=(2, 1), padding=(2, 1), dilation=(1, 2), groups=2),
