@@ -28,21 +28,28 @@ def resident(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def measure(
-    nodes: int, idle_seconds: float, versions: int, config: dict[str, Any]
-) -> dict[str, float]:
-    """Start a SuperLink with some nodes; watch it idle, then with a run of `versions` updates."""
+def measure_idle(nodes: int, seconds: float) -> dict[str, float]:
+    """Start a SuperLink with some nodes and watch it while nothing is to be done."""
     with Deployment(ROOT, num_nodes=nodes) as deployment:
         pid = deployment.superlink_pid
         time.sleep(3.0)
         before, started = cpu_seconds(pid), time.monotonic()
-        time.sleep(idle_seconds)
+        time.sleep(seconds)
         idle = (cpu_seconds(pid) - before) / (time.monotonic() - started)
-        found = {"nodes": nodes, "idle_cpu_share": idle, "memory_idle": resident(pid)}
-        if not versions:
-            return found
-        with tempfile.TemporaryDirectory() as folder:
-            before, started = cpu_seconds(pid), time.monotonic()
+        return {"nodes": nodes, "cpu_share": idle, "memory": resident(pid)}
+
+
+def measure_runs(
+    nodes: int, updates: Sequence[int], idle: float, config: dict[str, Any]
+) -> list[dict[str, float]]:
+    """Let runs of different lengths pass through a SuperLink.
+
+    `idle` is the share of a core that it takes anyway.
+    """
+    found = []
+    with Deployment(ROOT, num_nodes=nodes) as deployment, tempfile.TemporaryDirectory() as folder:
+        for number in updates:
+            before, started = cpu_seconds(deployment.superlink_pid), time.monotonic()
             summary = deployment.run(
                 {
                     "num-clients": nodes,
@@ -50,65 +57,81 @@ def measure(
                     "buffer-size": 1,
                     "queue-size": 2,
                     "max-in-flight": nodes,
-                    "num-server-rounds": versions,
+                    "num-server-rounds": number,
                     "evaluate-every": 1000,
-                    "run-dir": str(Path(folder) / "run"),
+                    "run-dir": str(Path(folder) / str(number)),
                     **config,
                 },
                 stream=False,
             )
             seconds = time.monotonic() - started
-            busy = cpu_seconds(pid) - before - idle * seconds
-    return found | {
-        "updates": summary["uploads"],
-        "seconds_of_run": seconds,
-        "cpu_per_update": busy / summary["uploads"],
-        "server_app_seconds_per_update": summary["server_seconds"] / summary["uploads"],
-        "bytes_up_per_update": summary["bytes_up"] / summary["uploads"],
-    }
+            busy = cpu_seconds(deployment.superlink_pid) - before - idle * seconds
+            found.append(
+                {
+                    "updates": summary["uploads"],
+                    "seconds": seconds,
+                    "cpu_seconds": busy,
+                    "server_app_seconds": summary["server_seconds"],
+                    "bytes_up": summary["bytes_up"],
+                }
+            )
+    return found
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, and write the page."""
     options = parser("benchmarks.superlink", __doc__ or "")
-    options.add_argument("--nodes", type=int, nargs="+", default=[2, 6])
-    options.add_argument("--idle", type=float, default=30.0, help="seconds of watching")
-    options.add_argument("--updates", type=int, default=10)
+    options.add_argument("--nodes", type=int, nargs=2, default=[2, 20], metavar=("FEW", "MANY"))
+    options.add_argument("--idle", type=float, default=60.0, help="seconds of watching")
+    options.add_argument(
+        "--updates", type=int, nargs=2, default=[4, 24], metavar=("FEW", "MANY"), help="of two runs"
+    )
     options.add_argument("--dataset", default="digits")
     options.add_argument("--data-dir", default="")
     parsed = options.parse_args(arguments)
     report = Report(
         "superlink", "What passes through a SuperLink", "python -m benchmarks.superlink"
     )
+    few, many = (measure_idle(nodes, parsed.idle) for nodes in parsed.nodes)
     config = {"dataset": parsed.dataset, "data-dir": parsed.data_dir}
-    found = [measure(n, parsed.idle, parsed.updates, config) for n in parsed.nodes]
+    short, long = measure_runs(parsed.nodes[0], parsed.updates, few["cpu_share"], config)
+    per_node = (many["cpu_share"] - few["cpu_share"]) / (many["nodes"] - few["nodes"])
+    per_update = (long["cpu_seconds"] - short["cpu_seconds"]) / (long["updates"] - short["updates"])
     report.text(
-        f"Processor time of the SuperLink's process: with SuperNodes that are connected and have "
-        f"nothing to do, and beyond that per update of a run ({parsed.dataset}, both messages, "
-        "polling by the ServerApp included)."
+        "Processor time of the SuperLink's process. Idle: SuperNodes are connected and ask for "
+        f"work every 3 seconds. Updates: two runs ({parsed.dataset}, {parsed.nodes[0]} nodes), so "
+        "that what a run costs once, such as handing out the app, cancels out; both messages of an "
+        "update and the polling of the ServerApp are in it."
     )
     report.table(
-        "",
-        ["nodes", "idle: share of a core", "per update, CPU s", "bytes up", "memory, idle"],
+        "Idle",
+        ["nodes", "share of a core", "memory"],
         [
-            [
-                run["nodes"],
-                f"{100 * run['idle_cpu_share']:.2f} %",
-                f"{run['cpu_per_update']:.3g}" if "cpu_per_update" in run else "",
-                with_unit(run["bytes_up_per_update"]) if "bytes_up_per_update" in run else "",
-                with_unit(run["memory_idle"]),
-            ]
-            for run in found
+            [run["nodes"], f"{100 * run['cpu_share']:.2f} %", with_unit(run["memory"])]
+            for run in (few, many)
         ],
     )
-    if len(found) > 1:
-        first, last = found[0], found[-1]
-        slope = (last["idle_cpu_share"] - first["idle_cpu_share"]) / (
-            last["nodes"] - first["nodes"]
-        )
-        report.text(f"One more idle node costs {100 * slope:.3f} % of a core.")
-        report.data("idle_slope", slope)
-    report.data("runs", found)
+    report.table(
+        "Updates",
+        ["updates", "seconds", "CPU seconds beyond idling", "bytes up per update"],
+        [
+            [
+                run["updates"],
+                f"{run['seconds']:.0f}",
+                f"{run['cpu_seconds']:.2f}",
+                with_unit(run["bytes_up"] / run["updates"]),
+            ]
+            for run in (short, long)
+        ],
+    )
+    report.text(
+        f"One more idle node costs {100 * per_node:.3f} % of a core, one more update "
+        f"{per_update:.3f} s of processor time."
+    )
+    report.data("per_idle_node", per_node)
+    report.data("per_update", per_update)
+    report.data("idle", [few, many])
+    report.data("runs", [short, long])
     print(report.write(parsed.out).read_text())
 
 
