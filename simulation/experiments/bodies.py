@@ -16,9 +16,14 @@ from simulation.experiments.derived import (
     time_weight,
 )
 from simulation.experiments.numbers import Estimate, binned, interpolated
-from simulation.experiments.rows import Row
+from simulation.experiments.rows import STAGES, Row
 from simulation.experiments.tables import mean_text, over_seeds
 
+_STAGES_TEXT = (
+    "FedPSA's κ by stages of the run: mean, deviation and the interval that holds nine in ten"
+    " uploads, means over seeds. The weights are softmax(κ / temperature): the effective number"
+    " says what remains of the differences."
+)
 _SHARES = (0.1, 0.25, 0.5, 1.0)
 
 
@@ -140,7 +145,31 @@ def kappa(rows: Sequence[Row]) -> str:
                 f"{len(pairs)} pairs of all seeds by bins of κ:",
                 markdown.table(["κ", "uploads", "mean alignment"], lines),
             ]
-    return "\n\n".join(parts)
+    return "\n\n".join(filter(None, [*parts, stages(rows)]))
+
+
+def stages(rows: Sequence[Row]) -> str:
+    """Return how far κ, and with it the weights, are spread in the course of FedPSA's runs."""
+    parts = ["## κ in the course of time", _STAGES_TEXT]
+    header = ["stage", "uploads", "mean κ", "deviation", "5 %", "95 %", "temperature"]
+    header.append("effective number")
+    with_stages = [row for row in rows if any(line[0] for line in row.series.get("stages", ()))]
+    for (dataset, alpha), found in groups(with_stages, "dataset", "alpha").items():
+        lines = []
+        for number, stage in enumerate(STAGES):
+            values = [row.series["stages"][number] for row in found]
+            counts = [value[0] for value in values if value[0]]
+            if not counts:
+                continue
+            columns = [
+                [value[column] for value in values if value[column] is not None]
+                for column in range(1, 7)
+            ]
+            means = [fmean(column) if column else None for column in columns]
+            texts = [markdown.number(mean, 3) for mean in means]
+            lines.append([stage, markdown.number(fmean(counts), 0), *texts])
+        parts += [f"### {markdown.place(dataset, alpha)}", markdown.table(header, lines)]
+    return "\n\n".join(parts) if with_stages else ""
 
 
 def motivation(rows: Sequence[Row]) -> str:

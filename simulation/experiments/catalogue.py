@@ -91,6 +91,10 @@ def _pivot(pivot: Pivot) -> dict[str, Any]:
     }
 
 
+def _accuracy_body(rows: Sequence[Row]) -> str:
+    return "\n\n".join(filter(None, [pivot_tables(rows, _ACCURACY), bodies.stages(rows)]))
+
+
 EXPERIMENTS: dict[str, Experiment] = {
     experiment.name: experiment
     for experiment in (
@@ -99,8 +103,9 @@ EXPERIMENTS: dict[str, Experiment] = {
             "Final accuracy",
             "test accuracy at the end of the virtual time, for all methods",
             grids.compare_methods,
+            _accuracy_body,
+            partial(figures.draw_pivot, pivot=_ACCURACY),
             notes=_METHOD_NOTES,
-            **_pivot(_ACCURACY),
         ),
         Experiment(
             "table-aulc",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -16,6 +17,14 @@ from simulation.experiments.cells import Cell, Label
 from simulation.experiments.store import CellStore, Summary
 
 COMPLETED, FAILED, MISSING = "completed", "failed", "missing"
+
+STAGES = {
+    "first tenth": 0.1,
+    "rest of the first third": 1 / 3,
+    "second third": 2 / 3,
+    "last third": 1.0,
+}
+"""Stages of a run, and at which share of the time they end."""
 
 _CURVE_POINTS = 80
 _LATE = 0.1  # the share of the time over which late accuracy is averaged
@@ -59,7 +68,7 @@ class Row:
     curve : Sequence[Sequence[float]] (default: ())
         Days and accuracies, thinned.
     series : Mapping[str, Any] (default: {})
-        What else a figure needs of its uploads: `pairs` or `gaps`.
+        What else a figure needs of its uploads: `pairs` or `gaps`; for FedPSA also `stages`.
     model_sha256 : str (default: "")
         The hash of the final model.
     versions : Mapping[str, str] (default: {})
@@ -120,6 +129,9 @@ def make_row(cell: Cell, store: CellStore, reason: str = "", series: str = "") -
         found["pairs"] = kappa_pairs(_read(events, "upload"))
     elif series == "gaps":
         found["gaps"] = version_gaps(_read(events, "upload"), cell.settings.virtual_days * DAY)
+    if cell.settings.strategy == "fedpsa":
+        duration = cell.settings.virtual_days * DAY
+        found["stages"] = kappa_stages(_read(events, "aggregate"), duration)
     circumstances = store.circumstances(cell)
     circumstances.pop("labels", None)
     return Row(
@@ -221,6 +233,48 @@ def version_gaps(
         ]
         for stage, by_gap in kappas.items()
     }
+
+
+def kappa_stages(
+    aggregates: Iterable[Mapping[str, Any]], duration: float
+) -> list[list[float | None]]:
+    """Return how κ, the temperature and the weights develop in the course of a FedPSA run.
+
+    Returns
+    -------
+    list[list[float | None]]
+        For each stage of `STAGES`: uploads, mean and deviation of κ, its 5 % and 95 % quantiles,
+        the mean temperature (None while warming up) and the mean effective number.
+    """
+    kappas: list[list[float]] = [[] for _ in STAGES]
+    temperatures: list[list[float]] = [[] for _ in STAGES]
+    effective: list[list[float]] = [[] for _ in STAGES]
+    ends = [end * duration for end in STAGES.values()]
+    for event in aggregates:
+        stage = min(bisect_left(ends, event["time"]), len(ends) - 1)
+        report = event["report"]
+        kappas[stage] += report["kappas"]
+        effective[stage].append(report["effective_number"])
+        if report["temperature"] is not None:
+            temperatures[stage].append(report["temperature"])
+    return [
+        [
+            len(values),
+            round(fmean(values), 4),
+            round(pstdev(values), 4),
+            *(round(quantile, 4) for quantile in _tails(values)),
+            round(fmean(heat), 4) if heat else None,
+            round(fmean(counts), 4),
+        ]
+        if values
+        else [0, None, None, None, None, None, None]
+        for values, heat, counts in zip(kappas, temperatures, effective, strict=True)
+    ]
+
+
+def _tails(values: Sequence[float]) -> tuple[float, float]:
+    ordered = sorted(values)
+    return ordered[round(0.05 * (len(ordered) - 1))], ordered[round(0.95 * (len(ordered) - 1))]
 
 
 def _scale(cell: Cell) -> dict[str, Any]:

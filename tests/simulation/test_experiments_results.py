@@ -24,6 +24,7 @@ from simulation.experiments.results import write_results
 from simulation.experiments.rows import (
     Row,
     from_lines,
+    kappa_stages,
     late_mean,
     make_row,
     recorded_rows,
@@ -62,6 +63,10 @@ def finish(cell: Cell, store: CellStore, accuracy: float | None = None) -> None:
                     "report": {"kappa": kappa} if fedpsa else {},
                 }
             )
+        if fedpsa:
+            kappas = [line["report"]["kappa"] for line in lines[-5:]]
+            report = {"kappas": kappas, "temperature": 1.5, "effective_number": 4.9}
+            lines.append({"event": "aggregate", "time": time, "report": report})
     text = "".join(json.dumps(line) + "\n" for line in lines)
     (folder / "events.jsonl").write_text(text)
     summary = {
@@ -213,7 +218,27 @@ def test_rows_keep_what_a_run_left(tmp_path: Path) -> None:
     assert made.curve[-1] == [1.0, 0.5]
     assert made.machine["cpu"] == "Abacus 1"
     assert len(made.series["pairs"]) == 41 * 20
+    assert sum(stage[0] for stage in made.series["stages"]) == 41 * 5
     assert from_lines(to_lines([made])) == [made]
+
+
+def test_stages_by_hand() -> None:
+    def aggregate(time: float, kappas: list[float], temperature: float | None) -> dict[str, Any]:
+        report = {"kappas": kappas, "temperature": temperature, "effective_number": 2.0}
+        return {"time": time, "report": report}
+
+    events = [
+        aggregate(1.0, [0.2, 0.4], None),
+        aggregate(10.0, [0.9], None),
+        aggregate(50.0, [0.5, 0.7], 3.0),
+        aggregate(60.0, [0.6, 0.6], 4.0),
+        aggregate(100.0, [1.0], 1.0),
+    ]
+    first, second, third, last = kappa_stages(events, 100.0)
+    assert first == [3, 0.5, pytest.approx(0.2944, abs=1e-4), 0.2, 0.9, None, 2.0]
+    assert second == [0, None, None, None, None, None, None]
+    assert third == [4, 0.6, pytest.approx(0.0707, abs=1e-4), 0.5, 0.7, 3.5, 2.0]
+    assert last == [1, 1.0, 0.0, 1.0, 1.0, 1.0, 2.0]
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
