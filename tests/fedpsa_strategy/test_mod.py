@@ -156,6 +156,32 @@ def test_other_messages_and_errors_pass_unchanged():
     assert send(failing, MessageType.TRAIN, Regressor(), {"lr": 0.1}).error.reason == "not today"
 
 
+def test_records_keep_their_names_and_metrics_their_values():
+    app = ClientApp(mods=[fedpsa_mod(Regressor, loss_fn=squared_error)])
+
+    @app.train()
+    def train(message, context):
+        arrays = message.content.array_records["model"]  # as it came: Δ = 0
+        metrics = MetricRecord({"share": 0.5, "num-examples": 3})
+        return Message(RecordDict({"after": arrays, "figures": metrics}), reply_to=message)
+
+    probe = Probe.gaussian(Regressor(), shape=(6,), target_shape=(2,), loss_fn=squared_error)
+    content = RecordDict(
+        {
+            "model": ArrayRecord(Regressor().state_dict()),
+            "settings": ConfigRecord({"lr": 0.1, **probe.config()}),
+        }
+    )
+    message = Message(content, dst_node_id=1, message_type=MessageType.TRAIN)
+    message.metadata.__dict__["_message_id"] = "m1"
+    reply = app(message, Context(1, 1, {}, RecordDict(), {}))
+    assert reply.content.keys() == {"model", "figures"}  # Δ where the strategy looks for it
+    assert reply.content["figures"]["share"] == 0.5
+    assert reply.content["figures"]["num-examples"] == 3
+    assert len(reply.content["figures"]["sketch"]) == 16
+    assert all(not array.numpy().any() for array in reply.content["model"].values())
+
+
 def test_a_reply_without_arrays_is_a_clear_error():
     app = ClientApp(mods=[fedpsa_mod(Regressor)])
 
