@@ -47,21 +47,19 @@ class Run:
         """Return how the run stands, without reading its events."""
         config, summary = self.config(), _load(self.path / "summary.json")
         written, summarised = _changed(self._tail.path), _changed(self.path / "summary.json")
-        status, accuracy = "waiting", summary.get("accuracy")
+        status = "waiting"
         # A summary that is older than the events is that of a run that was resumed.
         if summary and summarised > written - _COPYING:
             status = str(summary.get("status"))
         elif written:
             status = "running" if self.now() - written < _SILENCE else "silent"
-        names = ("strategy", "dataset", "seed", "clock")
         return {
             "status": status,
             "error": str(summary.get("error")) if status == "failed" else None,
-            "accuracy": accuracy
-            if isinstance(accuracy, float) and math.isfinite(accuracy)
-            else None,
+            **{name: _finite(summary.get(name)) for name in ("accuracy", "loss")},
             "changed": max(written, summarised, _changed(self.path / "config.toml")),
-            **{name: config.get(name) for name in names},
+            **{name: config.get(name) for name in ("strategy", "seed", "clock")},
+            "data": config.get("task") or config.get("dataset"),  # an own task has its own data
         }
 
     def snapshot(self, cursor: str = "") -> dict[str, Any] | None:
@@ -175,6 +173,10 @@ def _load_version(path: Path, changed: float) -> dict[str, Any]:  # noqa: ARG001
     except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
+
+
+def _finite(value: Any) -> float | None:
+    return value if isinstance(value, float) and math.isfinite(value) else None
 
 
 def _changed(path: Path) -> float:

@@ -31,6 +31,7 @@ class Client:
     task: tuple[float, int] | None = None  # when it was given, and on which version
     buffered: bool = False
     failures: int = 0
+    reason: str = ""  # of its last rejection
     paused_until: float = -math.inf
 
     def state(self, now: float) -> str:
@@ -150,10 +151,11 @@ class RunState:
         reason, client = _text(event["reason"]), _integer(event["client"])
         node_id = str(_integer(event["node_id"]))
         if client >= 0:  # -1: a reply that belongs to no task
-            self._client(event).task = None
+            known = self._client(event)
+            known.task, known.reason = None, reason
         self.totals["rejected"] += 1
-        known = reason in self._reasons or len(self._reasons) < _REASONS
-        self._reasons[reason if known else "other reasons"] += 1
+        told_apart = reason in self._reasons or len(self._reasons) < _REASONS
+        self._reasons[reason if told_apart else "other reasons"] += 1
         self._rejections.append(
             {"time": self.time, "client": client, "node_id": node_id, "reason": reason}
         )
@@ -259,6 +261,7 @@ class RunState:
                 row |= {"since": client.task[0], "version": client.task[1]}
             if state == "paused":
                 row |= {"until": client.paused_until, "failures": client.failures}
+                row["reason"] = client.reason
             rows.append(row)
         return {"counts": Counter(states.values()), "rows": rows}
 

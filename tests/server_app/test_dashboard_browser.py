@@ -82,7 +82,7 @@ class Page:
     def label(self, chart):
         return self.evaluate(f"document.getElementById('{chart}').getAttribute('aria-label')")
 
-    def wait(self, expression, seconds=20.0):
+    def wait(self, expression, seconds=60.0):
         give_up = time.monotonic() + seconds
         while not (value := self.evaluate(f"Boolean({expression})")):
             assert time.monotonic() < give_up, f"never true: {expression}"
@@ -179,12 +179,12 @@ def serve():
 class Writer:
     """Writes the events of a small run, a version at a time."""
 
-    def __init__(self, path, *, name="fedpsa", append=False):
+    def __init__(self, path, *, name="fedpsa", task="", append=False):
         self.path = path
         path.mkdir(parents=True, exist_ok=True)
         (path / "config.toml").write_text(
             f'strategy = "{name}"\ndataset = "digits"\nseed = 3\nclock = "virtual"\n'
-            "virtual-days = 1.0\n"
+            f'virtual-days = 1.0\ntask = "{task}"\n'
         )
         self.log = EventLog(path / "events.jsonl")
         self.uploads = self.version = 0
@@ -277,9 +277,8 @@ def test_the_page_shows_the_numbers_of_the_file(serve, page, tmp_path):
 
     busy = page.evaluate("document.querySelector('#busy tbody tr').innerText").split("\t")
     assert busy[:2] == ["5", str(FIRST_NODE + 5)]
-    trouble = page.text("trouble")
-    assert str(FIRST_NODE + 4) in trouble
-    assert MARKUP in trouble  # as text
+    quarantined = page.evaluate("document.querySelector('#trouble tbody tr').innerText").split("\t")
+    assert (quarantined[0], *quarantined[-2:]) == ("4", MARKUP, str(FIRST_NODE + 4))  # as text
     assert page.evaluate("document.querySelectorAll('#trouble img').length") == 0
 
 
@@ -291,21 +290,10 @@ def test_it_follows_a_run_while_it_is_written(serve, page, tmp_path):
     writer = Writer(runs / "run")
     page.wait("document.getElementById('title').innerText === 'run'")
     page.evaluate("window.loadedOnce = true")
-
-    def write():
-        for step in range(20):
-            writer.write_version(0.04 * (step + 1))
-            time.sleep(0.15)
-
-    thread = threading.Thread(target=write)
-    thread.start()
-    seen = set()
-    while thread.is_alive():
-        seen.add(page.text("title") and page.evaluate("document.title"))
-        time.sleep(0.1)
-    thread.join()
-    page.wait("document.title === '80.0 % · run'")
-    assert len(seen) >= 3  # it moved while the file grew
+    for percent in (20, 40, 60, 80):  # each is seen before the next is written
+        writer.write_version(percent / 100)
+        page.wait(f"document.title === '{percent}.0 % · run'")
+        assert page.label("quality").endswith(f"run {percent}.00 %")
     assert "live" in page.text("status")
     assert page.text("tiles").split("\n")[1] == "80.0 %"
     assert page.label("quality").endswith("run 80.00 %")
@@ -367,6 +355,32 @@ def test_runs_are_laid_over_each_other(serve, page, tmp_path):
     page.open(page.evaluate("location.href"))  # the choice survives a reload
     page.wait("document.getElementById('title').innerText === 'b'")
     assert "seconds since the start" in page.label("quality")
+
+
+def test_a_task_without_accuracy_shows_its_loss(serve, page, tmp_path):
+    writer = Writer(tmp_path / "runs" / "regression", task="my_task")
+    for step, loss in enumerate((2.5, 0.125, 0.25)):
+        writer.log(
+            Evaluated(
+                time=100.0 * step, version=step, uploads=0, where="server", metrics={"loss": loss}
+            )
+        )
+    Writer(tmp_path / "runs" / "other")
+    (tmp_path / "runs" / "begun" / "engine-logs").mkdir(parents=True)
+    page.open(f"{serve(tmp_path / 'runs')}#run=regression&focus=regression")
+    page.wait("document.querySelector('#quality .line')")
+    assert page.label("quality") == "Test loss against virtual days: regression 0.2500"
+    assert page.text("tiles").split("\n")[:3] == ["Test loss", "0.25", "best 0.125"]
+    assert page.evaluate("document.title") == "loss 0.25 · regression"
+    assert "my_task" in page.text("subtitle")
+    assert "loss 0.25" in page.text("chips")
+    page.evaluate("document.querySelector('#measure input[value=accuracy]').click()")
+    page.wait("document.getElementById('quality').innerText.includes('no accuracy')")
+    # Settings are compared with those of runs that have some.
+    page.evaluate("document.getElementById('choose').open = true")
+    for other in ("begun", "other"):
+        page.evaluate(f"document.querySelector('#choices input[data-key={other}]').click()")
+    page.wait("document.getElementById('settings-title').innerText.endsWith('runs: 1')")
 
 
 def test_it_works_by_keyboard_on_a_phone_in_both_themes(serve, page, tmp_path):

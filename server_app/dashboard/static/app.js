@@ -1,7 +1,7 @@
 // What is shown: asks the server for news once a second and draws what changed.
 
 import {
-  Chart, bars, bytes, cells, dots, duration, fixed, html, integer, lines, percent, square, stacks, svg, swatch,
+  Chart, bars, bytes, cells, dots, duration, fixed, html, integer, lines, percent, short, square, stacks, svg, swatch,
 } from "./charts.js";
 
 const DAY = 86400;
@@ -16,7 +16,7 @@ const state = {
   data: new Map(), // name -> the last snapshot and when it came
   slots: new Map(), // name -> its colour, kept while it is shown
   axis: null,
-  measure: "accuracy",
+  measure: null, // accuracy, if nothing else was chosen and the runs have one
   fit: false,
 };
 
@@ -181,37 +181,43 @@ function drawPicker() {
   $("picker").hidden = all.length < 2;
   const chips = state.shown.map((name) => {
     const head = all.find((run) => run.name === name) ?? {};
-    const accuracy = state.data.get(name)?.totals.accuracy ?? head.accuracy;
-    return { name, slot: state.slots.get(name), accuracy, pressed: name === state.focus, what: method(head) };
+    const totals = state.data.get(name)?.totals;
+    const result = resultOf(totals && resultOf(totals) !== "–" ? totals : head);
+    return { name, slot: state.slots.get(name), result, pressed: name === state.focus, what: method(head) };
   });
   put("chips", chips, () => chips.map((chip) => html("button", {
     type: "button", class: "chip", "aria-pressed": String(chip.pressed), "data-key": chip.name,
     title: `Show ${chip.name} in detail`, onclick: () => { state.focus = chip.name; changed(); },
   }, swatch(color(chip.name), dash(chip.name)), html("span", { class: "name" }, chip.name),
-  html("span", { class: "what" }, chip.what), html("b", {}, percent(chip.accuracy)))));
+  html("span", { class: "what" }, chip.what), html("b", {}, chip.result))));
   const wanted = $("filter").value.trim().toLowerCase();
   const rows = all.filter((run) => `${run.name} ${method(run)} ${run.status}`.toLowerCase().includes(wanted));
   const full = state.shown.length >= MOST_SHOWN;
-  put("choices", [rows.map((run) => [run.name, run.status, run.accuracy]), state.shown], () =>
+  put("choices", [rows.map((run) => [run.name, run.status, resultOf(run)]), state.shown], () =>
     rows.length ? rows.map((run) => {
       const on = state.shown.includes(run.name);
       return html("label", {}, html("input", {
         type: "checkbox", checked: on, disabled: (!on && full) || (on && state.shown.length === 1), "data-key": run.name,
         onchange: (event) => toggle(run.name, event.target.checked),
       }), html("span", { class: "name" }, run.name), html("span", { class: "what" }, method(run)),
-      html("span", { class: "what" }, run.status), html("b", {}, percent(run.accuracy)));
+      html("span", { class: "what" }, run.status), html("b", {}, resultOf(run)));
     }) : html("p", { class: "nothing" }, "No run has this in its name, method or data set."));
   put("choose-title", [state.shown.length, all.length], () =>
     `Choose runs: ${state.shown.length} of ${all.length} shown${full ? `, ${MOST_SHOWN} at most` : ""}`);
 }
 
-const method = (run) => [run.strategy, run.dataset, run.seed === null || run.seed === undefined ? null : `seed ${run.seed}`]
+const method = (run) => [run.strategy, run.data, run.seed === null || run.seed === undefined ? null : `seed ${run.seed}`]
   .filter(Boolean).join(" · ");
+
+// Accuracy, or the loss of a task that has none.
+function resultOf({ accuracy = null, loss = null }) {
+  return accuracy === null && loss !== null ? `loss ${short(loss)}` : percent(accuracy);
+}
 
 function drawHeader(run) {
   const clients = run.start ? `${integer(run.start.num_clients)} clients, ${run.start.max_in_flight} kept busy` : null;
   const size = run.start ? `${integer(run.start.num_parameters)} parameters` : null;
-  document.title = `${percent(run.totals.accuracy)} · ${run.name}`;
+  document.title = `${resultOf(run.totals)} · ${run.name}`;
   put("title", run.name, () => run.name);
   const subtitle = [method(run), clients, size].filter(Boolean).join(" · ");
   put("subtitle", subtitle, () => subtitle);
@@ -261,7 +267,7 @@ function drawTiles(run) {
     max: 1, value: share, "aria-label": `${percent(share, 0)} of the run is done`,
   });
   const tiles = [
-    ["Test accuracy", percent(totals.accuracy), `best ${percent(totals.best_accuracy)}`],
+    resultTile(run),
     virtual(run)
       ? ["Virtual days", (run.time / DAY).toFixed(3), Number(days) ? `of ${days}` : limitless, done]
       : ["Time", duration(run.time, true), share === null ? "no limit in time" : `${percent(share, 0)} done`, done],
@@ -278,6 +284,12 @@ function drawTiles(run) {
   put("tiles", tiles.map((tile) => [...tile.slice(0, 3), share]), () => tiles.map(([name, value, note, extra]) =>
     html("div", { class: "tile" }, html("span", { class: "label" }, name), html("span", { class: "value" }, value),
       html("span", { class: "note" }, note), extra ?? null)));
+}
+
+function resultTile({ totals, series }) {
+  if (totals.accuracy !== null) return ["Test accuracy", percent(totals.accuracy), `best ${percent(totals.best_accuracy)}`];
+  if (totals.loss === null) return ["Test accuracy", "–", "not evaluated"];
+  return ["Test loss", short(totals.loss), `best ${short(Math.min(...series.loss.map((row) => row[4])))}`];
 }
 
 // --- Curves -------------------------------------------------------------------------------------
@@ -326,7 +338,8 @@ function drawCurves(runs) {
   segments("axis", AXES, axis, (name) => usable[name], (name) => { state.axis = name; changed(); });
   const measures = Object.fromEntries(Object.entries(MEASURES).filter(([name]) =>
     name !== "client_accuracy" || runs.some((run) => run.series.client_accuracy)));
-  const measure = state.measure in measures ? state.measure : "accuracy";
+  const known = (name) => runs.some((run) => run.series[name]);
+  const measure = state.measure in measures ? state.measure : !known("accuracy") && known("loss") ? "loss" : "accuracy";
   segments("measure", Object.fromEntries(Object.entries(measures).map(([name, item]) => [name, item.name])), measure,
     () => true, (name) => { state.measure = name; draw(); });
   put("h-quality", measure, () => MEASURES[measure].title);
@@ -346,7 +359,7 @@ function drawCurves(runs) {
   const missing = left.length ? `${left.join(", ")}: no ${AXES[axis].toLowerCase()}` : "";
   put("axis-note", missing, () => missing);
   update("quality", MEASURES[measure].title, model("quality", MEASURES[measure].y, (run) => run.series[measure] ?? [], { fit: state.fit }),
-    "Not evaluated yet.");
+    known("loss") && measure !== "loss" ? "This task has no accuracy: see the loss." : "Not evaluated yet.");
   update("temperature", "Temperature", model("temperature", { low: 0, show: fixed(3) }, (run) => run.series.temperature ?? []),
     runs.every(othersMethod) ? "Only FedPSA has a temperature." : "No temperature yet: it needs a full queue of update norms.");
   update("kappa", "Mean κ", model("kappa", { high: 1, show: fixed(3) }, (run) => run.series.kappa ?? []),
@@ -505,8 +518,8 @@ function drawTrouble(run) {
   put("trouble", [run.rejections, run.reasons, paused], () => {
     if (!rejected && !quarantines) return html("p", { class: "nothing" }, "Nothing was rejected, and nobody is quarantined.");
     return [
-      ...(paused.length ? [html("h4", {}, "Quarantined"), table(["Client", "Node", "Failures", "Out until"],
-        paused.map((row) => [row.client, row.node_id, row.failures, moment(run, row.until)]))] : []),
+      ...(paused.length ? [html("h4", {}, "Quarantined"), table(["Client", "Failures", "Out until", "Last reason", "Node"],
+        paused.map((row) => [row.client, row.failures, moment(run, row.until), row.reason || "–", row.node_id]))] : []),
       ...(run.reasons.length ? [html("h4", {}, "Reasons"), html("ul", { class: "reasons" }, ...run.reasons.map(([reason, count]) =>
         html("li", {}, html("b", {}, `${integer(count)}×`), reason)))] : []),
       ...(run.rejections.length ? [html("h4", {}, `Last ${run.rejections.length === 1 ? "rejection" : `${run.rejections.length} rejections`}`),
@@ -522,8 +535,9 @@ function table(heads, rows) {
     html("tbody", {}, ...rows.map((row) => html("tr", {}, ...row.map((value) => cell("td", value))))));
 }
 
-function drawSettings(runs, run) {
+function drawSettings(shown, run) {
   const keys = Object.keys(run.config).filter((key) => key !== "run-dir");
+  const runs = shown.filter((other) => other === run || Object.keys(other.config).length); // others have just begun
   const several = runs.length > 1;
   const differing = keys.filter((key) => runs.some((other) => other.config[key] !== run.config[key]));
   put("settings-title", [several, differing.length], () => (several ? `Settings that differ between the shown runs: ${differing.length}` : "Settings"));

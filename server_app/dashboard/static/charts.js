@@ -28,6 +28,7 @@ const plain = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
 export const integer = (value) => (value === null ? "–" : plain.format(value));
 export const fixed = (digits) => (value) =>
   value === null || value === undefined ? "–" : value.toFixed(digits).replace("-", "−");
+export const short = (value) => String(Number(value.toPrecision(3))).replace("-", "−");
 export const percent = (value, digits = 1) =>
   value === null || value === undefined ? "–" : `${(100 * value).toFixed(digits)} %`;
 
@@ -240,10 +241,12 @@ export function stacks(model, width, height) {
     let base = 0;
     for (const part of bar.parts) {
       const [from, to] = [py(base), py(base + part)];
-      nodes.push(svg("rect", {
-        x: px(i + 0.5) - slot / 2, y: to + 0.75, width: slot, height: Math.max(from - to - 1.5, 0.5), rx: 1.5,
-        fill: model.color, "fill-opacity": Math.min(1, Math.max(0.12, 0.55 * (part / mean) ** 1.5)).toFixed(2),
-      }));
+      const place = { x: px(i + 0.5) - slot / 2, y: to + 0.75, width: slot, height: Math.max(from - to - 1.5, 0.5), rx: 1.5 };
+      const opacity = Math.min(1, Math.max(0.12, 0.55 * (part / mean) ** 1.5)).toFixed(2);
+      nodes.push(
+        svg("rect", { ...place, class: "under" }), // no line of the axes shines through
+        svg("rect", { ...place, fill: model.color, "fill-opacity": opacity }),
+      );
       base += part;
     }
     return { x: px(i + 0.5), title: bar.title, lines: bar.lines };
