@@ -25,6 +25,9 @@ HERE = (
     "flwr run . --stream"
     ' --federation-config "num-supernodes=50 client-resources-num-cpus=1"'
     " --run-config \"dataset='digits' dirichlet-alpha=0.1 lr=0.1 batch-size=16 virtual-days=0.1\"",
+    '.venv/bin/pip install -e ".[tensorboard]"',
+    ".venv/bin/python -m simulation run --engine local --set tensorboard=true --set lr=0.1"
+    " --set batch-size=16 --set virtual-days=0.05",
     ".venv/bin/python -m simulation list",
     ".venv/bin/python -m simulation list --datasets cifar10 --seeds 0 --days 1 --jobs 8",
 )
@@ -50,12 +53,14 @@ _RECIPE = "tests/docker/test_docker_files.py::test_the_recipe_in_the_docs_makes_
 # Beginnings of commands, and the test that runs them.
 BY_TEST = {
     ".venv/bin/python -m server_app.dashboard runs": _RUN + "test_the_dashboard",
+    ".venv/bin/tensorboard": _RUN + "test_tensorboard_shows_the_run",
     "flower-superlink --insecure": _RUN + "test_real_nodes",
     "flower-supernode --insecure": _RUN + "test_real_nodes",
     "mkdir -p ~/.flwr": _RUN + "test_real_nodes",
     "printf '[superlink.mine]": _RUN + "test_real_nodes",
     "flwr run . mine": _RUN + "test_real_nodes",
     ".venv/bin/python -m simulation run --run-dir runs/mine": _RUN + "test_interrupt_and_resume",
+    "python -m benchmarks.growth": "tests/benchmarks/test_benchmarks.py::test_growth",
     "pip install .": _RUN + "test_the_library_in_another_environment",
     "openssl": _RECIPE,
     "printf '%s\\n' \"subjectAltName": _RECIPE,

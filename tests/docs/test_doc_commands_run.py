@@ -5,6 +5,7 @@ Takes as long as following the pages by hand does. What is run here and what els
 the next time.
 """
 
+import json
 import os
 import re
 import secrets
@@ -175,6 +176,27 @@ def test_the_dashboard(checkout):
         assert b"<title>" in answer.read()
     shell.send_signal(signal.SIGINT)
     assert shell.wait(30) == 0
+
+
+def test_tensorboard_shows_the_run(checkout):
+    (command,) = [item.text for item in commands() if ".venv/bin/tensorboard" in item.text]
+    (run,) = [item.text for item in commands() if "tensorboard=true" in item.text]
+    if not list(checkout.folder.glob("runs/*/tensorboard")):  # where this test runs alone
+        checkout.run(run)
+    shell = checkout.start(f"exec {command} --port {free_port()} --reload_interval 1")
+    url = wait_for(shell, r"http://\S+")[0]
+    give_up = time.monotonic() + PATIENCE
+    while True:
+        with urllib.request.urlopen(f"{url}data/plugin/scalars/tags") as answer:
+            tags = json.load(answer)
+        if tags:
+            break
+        assert time.monotonic() < give_up
+        time.sleep(1)
+    (shown,) = tags.values()
+    assert {"evaluate-server/accuracy", "upload/kappa", "upload/temperature"} <= shown.keys()
+    shell.send_signal(signal.SIGINT)
+    shell.wait(60)
 
 
 def test_the_library_in_another_environment(checkout):
