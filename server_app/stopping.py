@@ -6,12 +6,14 @@ import contextlib
 import os
 import signal
 import threading
+import time
 from types import FrameType, TracebackType
 from typing import Any
 
 _NUMBERS = tuple(
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
 )
+_DEAF_SECONDS = 0.5  # after which a main thread that has not heard of a signal is woken
 _NOTICE = b"Stopping after the current step; a second signal does not wait for it.\n"
 
 
@@ -23,6 +25,10 @@ class StopSignals:
     would have; not earlier, because Flower's ends the process after 5 s, and talks to the SuperLink
     first. Signals that are ignored stay ignored. In another thread than the main one nothing
     happens.
+
+    Python's handlers run in the main thread, but a signal that another thread raised, as Flower's
+    does when the SuperLink is gone, does not wake a main thread that waits for a lock: it may wait
+    there for an answer that never comes. Whoever has not heard of a signal is therefore woken.
 
     Parameters
     ----------
@@ -36,6 +42,8 @@ class StopSignals:
         self._forced: SystemExit | None = None
         self._before: dict[int, Any] = {}
         self._timer: threading.Timer | None = None
+        self._pipe: int | None = None
+        self._pipe_before = -1
 
     def requested(self) -> bool:
         """Return whether a signal has come."""
@@ -46,6 +54,8 @@ class StopSignals:
             for number in _NUMBERS:
                 if signal.getsignal(number) not in (signal.SIG_IGN, None):
                     self._before[number] = signal.signal(number, self._handle)
+            if self._before and hasattr(signal, "pthread_kill"):
+                self._listen()
         return self
 
     def __exit__(
@@ -76,8 +86,26 @@ class StopSignals:
             self._timer.daemon = True
             self._timer.start()
 
+    def _listen(self) -> None:
+        """Have a thread told of every signal, whichever thread it was given to."""
+        reader, self._pipe = os.pipe()
+        os.set_blocking(self._pipe, False)
+        self._pipe_before = signal.set_wakeup_fd(self._pipe, warn_on_full_buffer=False)
+        main = threading.get_ident()
+        threading.Thread(target=self._wake, args=(reader, main), daemon=True).start()
+
+    def _wake(self, reader: int, main: int) -> None:
+        with open(reader, "rb", buffering=0) as signals:
+            while number := signals.read(1):
+                time.sleep(_DEAF_SECONDS)
+                if self._received is None and number[0] in self._before:
+                    signal.pthread_kill(main, number[0])
+
     def _restore(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        if self._pipe is not None:
+            signal.set_wakeup_fd(self._pipe_before)
+            os.close(self._pipe)
         for number, handler in self._before.items():
             signal.signal(number, handler)

@@ -76,6 +76,18 @@ def test_who_waits_too_long_is_interrupted_where_it_waits(number):
         run(lambda: signal.raise_signal(number), threading.Event().wait, patience=0.05)
 
 
+def test_a_signal_for_another_thread_reaches_who_waits_for_a_lock(number):
+    lock = threading.Lock()
+
+    def wait():
+        threading.Thread(target=signal.raise_signal, args=(number,)).start()
+        lock.acquire()  # nobody will ever release it
+
+    lock.acquire()
+    with pytest.raises(OldHandlerError):
+        run(wait, patience=0.1)
+
+
 def test_who_ends_in_time_hears_no_more_of_it(number):
     with pytest.raises(OldHandlerError):
         run(lambda: signal.raise_signal(number), patience=0.05)
