@@ -94,7 +94,7 @@ def run_settings(
             strategy.stop_fn = lambda: requested() or (stop_fn is not None and stop_fn())
             strategy.resume_from = saved
             strategy.checkpointer = Checkpointer(
-                checkpoint_store(settings, run_dir),
+                checkpoint_store(settings, run_dir.path),
                 settings.checkpoint_versions,
                 settings.checkpoint_seconds,
                 lambda: {"settings": settings.to_run_config(), "events_size": event_log.size},
@@ -126,17 +126,15 @@ def run_settings(
     return summary
 
 
-def checkpoint_store(settings: Settings, run_dir: RunDir) -> CheckpointStore:
-    """Return where the checkpoints of a run are."""
-    return CheckpointStore(run_dir.path / "checkpoints", settings.checkpoint_keep)
+def checkpoint_store(settings: Settings, folder: Path) -> CheckpointStore:
+    """Return where the checkpoints of the run in a folder are."""
+    return CheckpointStore(folder / "checkpoints", settings.checkpoint_keep)
 
 
 def load_checkpoint(settings: Settings, run_dir: RunDir) -> dict[str, Any]:
     """Return the checkpoint to go on from, if the settings still fit it."""
-    if settings.resume == "true":
-        saved = checkpoint_store(settings, run_dir).load_newest()
-    else:
-        saved = load(Path(settings.resume))
+    path = run_dir.path if settings.resume == "true" else Path(settings.resume)
+    saved = checkpoint_store(settings, path).load_newest() if path.is_dir() else load(path)
     if changed := settings.changed_since(saved["extra"]["settings"]):
         listed = ", ".join(
             f"{key} was {then!r}, now {now!r}" for key, (then, now) in changed.items()

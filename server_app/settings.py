@@ -238,7 +238,7 @@ class Settings:
     )
     checkpoint_keep: int = _setting(2, "checkpoints that are kept", least=1)
     resume: str = _setting(
-        "", "true: go on from the newest checkpoint in run-dir; or the path of a checkpoint"
+        "", "true: go on from the newest checkpoint in run-dir; or the path of a run or checkpoint"
     )
 
     # Places
