@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedpsa_strategy.fedpsa import CALIBRATION_KEY
-from fedpsa_strategy.layout import read_array
+from fedpsa_strategy.layout import read_array, write_array
 from fedpsa_strategy.probe import LossFn, Probe
 from fedpsa_strategy.update_dtype import UPDATE_DTYPE_KEY, check_update_dtype
 
@@ -68,7 +69,8 @@ def make_reply(
         model.load_state_dict(_sum(before, delta))
         record["sketch"] = probe(model)
         record["sensitivity-seconds"] = time.perf_counter() - started
-    content = RecordDict({arrays_key: ArrayRecord(_as_sent(delta)), "metrics": record})
+    arrays = {key: write_array(value) for key, value in _as_sent(delta).items()}
+    content = RecordDict({arrays_key: ArrayRecord(arrays), "metrics": record})
     return Message(content, reply_to=message)
 
 
@@ -105,10 +107,10 @@ def _rounded(delta: dict[str, Tensor], update_dtype: str) -> dict[str, Tensor]:
     }
 
 
-def _as_sent(delta: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _as_sent(delta: Mapping[str, Tensor]) -> dict[str, NDArray[Any]]:
     """Return an update in dtypes that NumPy knows."""
     return {
-        key: value.view(torch.uint16) if value.dtype == torch.bfloat16 else value
+        key: (value.view(torch.uint16) if value.dtype == torch.bfloat16 else value).numpy()
         for key, value in delta.items()
     }
 

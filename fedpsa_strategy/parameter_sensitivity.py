@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,9 @@ _CACHE = 4 * 2**20
 
 # Positions of a kernel up to which products of patches are faster than a grouped convolution.
 _FEW_PLACES = 16
+
+# By model, the shapes of layers' inputs whose rows are known to be the samples.
+_SHAPES_SEEN: WeakKeyDictionary[nn.Module, set[tuple[tuple[int, ...], ...]]] = WeakKeyDictionary()
 
 
 class _Moments(NamedTuple):
@@ -200,17 +204,13 @@ def _moments_from_hooks(
         return None
     with _recording(owners) as calls:
         loss = _losses(model, loss_fn, *batch).sum()
-    # The same layers with another batch size, to see which dimension of their inputs follows it.
-    other_size = 2 if len(batch[0]) != 2 else 3
-    with _recording(owners) as other_calls:
-        model(torch.cat([batch[0][:1]] * other_size))
-
     uses = _uses(loss)
     used = {parameter: owner for parameter, owner in owners.items() if uses[parameter]}
     modules = list(dict.fromkeys(module for module, _ in used.values()))
-    if any(uses[parameter] > 1 for parameter in used) or not all(
-        _is_readable(calls[module], len(batch[0]), other_calls[module], other_size)
-        for module in modules
+    if (
+        any(uses[parameter] > 1 for parameter in used)
+        or not all(_is_readable(calls[module], len(batch[0])) for module in modules)
+        or not _rows_are_samples(model, batch[0], owners, modules, calls)
     ):
         return None
     edges = [edge for module in modules if (edge := calls[module][0].edge)]
@@ -306,15 +306,37 @@ def _uses(loss: Tensor) -> Counter[Tensor]:
     return uses
 
 
-def _is_readable(calls: list[_Call], size: int, other_calls: list[_Call], other_size: int) -> bool:
-    """Tell whether a layer was called once, on rows that are the samples, and is in the graph."""
-    if len(calls) != 1 or len(other_calls) != 1:
+def _is_readable(calls: list[_Call], size: int) -> bool:
+    """Tell whether a layer was called once, on as many rows as samples, and is in the graph."""
+    if len(calls) != 1:
         return False
     activation, version, edge = calls[0]
-    sizes = activation.shape[:1], other_calls[0].activation.shape[:1]
-    # The first dimension is another where a sequence comes before the batch, or where all samples
-    # share the input, as with embedded positions.
-    return edge is not None and activation._version == version and sizes == ((size,), (other_size,))
+    return edge is not None and activation._version == version and activation.shape[:1] == (size,)
+
+
+def _rows_are_samples(
+    model: nn.Module,
+    inputs: Tensor,
+    owners: dict[nn.Parameter, tuple[nn.Module, str]],
+    modules: list[nn.Module],
+    calls: dict[nn.Module, list[_Call]],
+) -> bool:
+    """Tell whether the first dimension of the layers' inputs follows the batch size.
+
+    It is another where a sequence comes before the batch, or where all samples share the input, as
+    with embedded positions. A batch of another size shows it; for a model whose layers see the
+    shapes that they saw before, nobody looks again.
+    """
+    shapes = tuple(tuple(calls[module][0].activation.shape) for module in modules)
+    seen = _SHAPES_SEEN.setdefault(model, set())
+    if shapes not in seen:
+        size = 2 if len(inputs) != 2 else 3
+        with _recording(owners) as other_calls:
+            model(torch.cat([inputs[:1]] * size))
+        if not all(_is_readable(other_calls[module], size) for module in modules):
+            return False
+        seen.add(shapes)
+    return True
 
 
 _MomentsRule = Callable[[Any, str, Tensor, Tensor, int], _Moments]
@@ -349,8 +371,10 @@ def _linear(module: nn.Linear, name: str, activation: Tensor, delta: Tensor) -> 
 def _linear_moments(
     module: nn.Linear, name: str, activation: Tensor, delta: Tensor, memory_limit: int
 ) -> _Moments:
-    if name == "bias" or activation.dim() > 2:
+    if activation.dim() > 2:
         return _in_chunks(_linear)(module, name, activation, delta, memory_limit)
+    if name == "bias":
+        return _Moments(delta.sum(0), delta.square().sum(0))
     return _outer_moments(delta, activation)
 
 
