@@ -53,7 +53,7 @@ $(LATEST)/.installed: pyproject.toml
 	touch $@
 
 test-latest: $(LATEST)/.installed  ## the engine tests on Flower 1.41, in an environment of its own
-	$(LATEST)/bin/python -m pytest tests/engines/test_engines.py tests/simulation -m engine
+	$(LATEST)/bin/python -m pytest tests/engines tests/simulation -m 'engine and not slow'
 
 # The quick ones; each module of benchmarks/ is a command of its own with more options.
 bench: install  ## what things cost: pages and JSON in benchmarks/results

@@ -3,11 +3,13 @@
 import sys
 
 import pytest
-from real_runs import config, events
+from real_runs import APP, config, events
 
 from server_app.app import run_settings
 from server_app.settings import Settings
+from simulation.grpc_engine import run_on_processes
 from simulation.local_engine import LocalGrid, run_locally
+from simulation.ray_engine import run_on_ray
 
 pytestmark = pytest.mark.engine
 
@@ -42,6 +44,22 @@ def test_honest_clients_pass_a_full_audit_however_updates_travel(tmp_path, dtype
     settings = config(tmp_path, **FULL, **{"update-dtype": dtype})
     summary = run_locally(settings, workers=0, stream=False)
     assert (summary["uploads"], summary["rejected"]) == (10, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_honest_clients_pass_a_full_audit_in_half_precision_on_every_engine(tmp_path, dtype):
+    def half(name):
+        return config(tmp_path, name, **FULL, **{"update-dtype": dtype})
+
+    summaries = {
+        "local": run_locally(half("local"), workers=2, stream=False),
+        "ray": run_on_ray(APP, half("ray"), num_clients=3, num_cpus=2),
+        "grpc": run_on_processes(APP, half("grpc"), num_nodes=3),
+    }
+    for name, summary in summaries.items():
+        assert (summary["uploads"], summary["rejected"]) == (10, 0), name
+    assert len({summary["model_sha256"] for summary in summaries.values()}) == 1
 
 
 def forged_run(folder, monkeypatch, audit_fraction):

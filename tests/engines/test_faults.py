@@ -13,6 +13,7 @@ from real_runs import (
     check_run,
     check_same,
     check_stopped,
+    client_processes,
     config,
     copy_app,
     events,
@@ -24,6 +25,7 @@ from real_runs import (
 from simulation.errors import RunFailed
 from simulation.grpc_engine import Deployment
 from simulation.local_engine import run_locally
+from simulation.submit import STOP_REQUEST
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -84,42 +86,88 @@ def test_a_resumed_run_must_keep_its_settings(deployment, tmp_path):
         deployment.run(settings | {"resume": "true", "lr": 0.2})
 
 
-def test_a_killed_node_and_another_that_joins(deployment, tmp_path):
-    settings = config(tmp_path, **WALL, **{"num-server-rounds": 8})
+def submit_without_end(deployment, folder, **settings):
+    """Submit a run that goes on until the test has seen what it waits for, and begin to watch."""
+    endless = {"num-server-rounds": 100_000, "failure-pause": 5.0}
+    settings = config(folder, **WALL, **endless, **settings)
     run = deployment.submit(settings)
     wait_for(lambda: len(events(settings["run-dir"], "upload")) >= 2, what="two uploads")
-    os.kill(deployment.nodes[0].pid, signal.SIGKILL)
-    deployment.add_node({"partition-id": 0, "num-partitions": 3})
-    summary = run.wait(timeout=600)
-    check_run(settings["run-dir"], 8)
-    assert summary["status"] == "completed"
-    assert len(events(settings["run-dir"], "join")) >= 4
+    return run
+
+
+def events_of(run, kind, node_id, after=0):
+    """Return the events of a node, of tasks only those with a number from `after` on."""
+    return [
+        event
+        for event in events(run.run_dir, kind)
+        if event["node_id"] == node_id and event.get("sequence", after) >= after
+    ]
+
+
+def interrupt_training(deployment, run, node, interrupt):
+    """Call `interrupt` with the process of a task that a node has just begun; return the task."""
+    before = client_processes(deployment, node)
+    wait_for(lambda: client_processes(deployment, node) - before, what="a task of that node")
+    task = events_of(run, "dispatch", node.node_id)[-1]
+    (pid,) = client_processes(deployment, node) - before
+    interrupt(pid)
+    return task
+
+
+def end_and_check(run, lost):
+    """End a run; the tasks that were lost must have ended as such, and never have counted."""
+    (run.run_dir / STOP_REQUEST).touch()
+    with pytest.raises(RunFailed, match="stopped"):
+        run.wait(timeout=600)
+    check_run(run.run_dir, check_stopped(run.run_dir) // 2)
+    assert not lost & {event["sequence"] for event in events(run.run_dir, "upload")}
+    rejected = {event["sequence"]: event["reason"] for event in events(run.run_dir, "reject")}
+    assert all(rejected[sequence] for sequence in lost)
+
+
+def test_a_node_killed_in_mid_training_and_another_that_joins(deployment, tmp_path):
+    run = submit_without_end(deployment, tmp_path, **{"reply-timeout": 300.0})
+    killed = deployment.nodes[0]
+    old = killed.node_id
+    task = interrupt_training(
+        deployment, run, killed, lambda _: os.kill(killed.pid, signal.SIGKILL)
+    )
+    new = deployment.add_node({"partition-id": 0, "num-partitions": 3}).node_id
+    assert new != old
+    wait_for(lambda: events_of(run, "upload", new), what="an upload of the node that joined")
+    wait_for(lambda: events_of(run, "leave", old), what="the killed node's leave")
+    wait_for(lambda: events_of(run, "reject", old, task["sequence"]), what="its task's rejection")
+    assert len(events_of(run, "join", new)) == 1
+    end_and_check(run, {task["sequence"]})
 
 
 def test_a_paused_node_that_answers_too_late(deployment, tmp_path):
-    settings = config(tmp_path, **WALL, **{"num-server-rounds": 8, "reply-timeout": 25.0})
-    run = deployment.submit(settings)
-    wait_for(lambda: len(events(settings["run-dir"], "upload")) >= 2, what="two uploads")
-    pid = deployment.nodes[1].pid
-    os.kill(pid, signal.SIGSTOP)
-    time.sleep(40)
-    os.kill(pid, signal.SIGCONT)
-    summary = run.wait(timeout=600)
-    assert summary["status"] == "completed"
-    check_run(settings["run-dir"], 8)
+    limit = 120.0
+    run = submit_without_end(deployment, tmp_path, **{"reply-timeout": limit})
+    node = deployment.nodes[1]
+    task = interrupt_training(deployment, run, node, lambda _: os.kill(node.pid, signal.SIGSTOP))
+    try:
+        wait_for(
+            lambda: events_of(run, "reject", node.node_id, task["sequence"]), what="a rejection"
+        )
+        wait_for(lambda: time.time() > task["wall"] + limit, what="the end of the message's time")
+    finally:
+        os.kill(node.pid, signal.SIGCONT)
+    seen = events_of(run, "dispatch", node.node_id)[-1]["sequence"] + 1
+    wait_for(lambda: events_of(run, "upload", node.node_id, seen), what="its next upload")
+    end_and_check(run, {task["sequence"]})
 
 
 def test_a_killed_client_process(deployment, tmp_path):
-    settings = config(tmp_path, **WALL, **{"num-server-rounds": 6, "reply-timeout": 60.0})
-    run = deployment.submit(settings)
-    wait_for(lambda: len(events(settings["run-dir"], "upload")) >= 2, what="two uploads")
-    wait_for(lambda: processes_named(deployment, "flwr-clientapp"), what="a client process")
-    for pid in processes_named(deployment, "flwr-clientapp")[:1]:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    summary = run.wait(timeout=600)
-    assert summary["status"] == "completed"
-    check_run(settings["run-dir"], 6)
+    run = submit_without_end(deployment, tmp_path, **{"reply-timeout": 300.0})
+    node = deployment.nodes[0]
+    task = interrupt_training(deployment, run, node, lambda pid: os.kill(pid, signal.SIGKILL))
+    wait_for(lambda: events_of(run, "reject", node.node_id, task["sequence"]), what="a rejection")
+    wait_for(
+        lambda: events_of(run, "upload", node.node_id, task["sequence"] + 1),
+        what="the node's next upload",
+    )
+    end_and_check(run, {task["sequence"]})
 
 
 BAD_CLIENT = '''

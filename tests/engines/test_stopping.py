@@ -13,6 +13,7 @@ from real_runs import (
     check_stopped,
     config,
     events,
+    newest_checkpoint,
     processes_named,
     wait_for,
 )
@@ -22,6 +23,7 @@ from simulation.errors import RunFailed
 from simulation.experiments.scheduler import set_options
 from simulation.grpc_engine import Deployment
 from simulation.local_engine import run_locally
+from simulation.ray_engine import run_on_ray
 
 pytestmark = pytest.mark.engine
 
@@ -105,3 +107,23 @@ def test_a_deployed_run_that_is_stopped_in_every_way_goes_on_where_it_stopped(tm
         check_stopped(run_dir)
 
         check_same(deployment.run(resume), whole)
+
+
+@pytest.mark.slow
+def test_a_run_on_ray_that_is_interrupted_goes_on_from_its_newest_checkpoint(tmp_path):
+    rounds = {"num-server-rounds": 40, "checkpoint-versions": 2, "evaluate-every": 20}
+    whole = run_locally(config(tmp_path, "whole", **rounds), workers=0)
+    settings = config(tmp_path, **rounds)
+    process = launch("run", "--engine", "ray", "--cpus", "2", *set_options(settings))
+
+    def there():
+        assert process.poll() is None, "the run ended before it was stopped"
+        return len(events(settings["run-dir"], "aggregate")) >= 3
+
+    wait_for(there, what="version 3")
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == cli.INTERRUPTED, errors
+    assert 2 <= newest_checkpoint(settings["run-dir"])["version"] < 40
+    resumed = run_on_ray(APP, settings | {"resume": "true"}, num_clients=3, num_cpus=2)
+    check_same(resumed, whole)
