@@ -64,7 +64,7 @@ def run_settings(
         is a file `stop-requested` in its folder.
     """
     if not settings.run_dir:
-        default = RunDir.default_path(settings.strategy, settings.dataset)
+        default = RunDir.default_path(settings.strategy, settings.data_name)
         settings = replace(settings, run_dir=str(default))
     run_dir = RunDir(Path(settings.run_dir), resume=bool(settings.resume))
     progress = Progress(
@@ -108,9 +108,7 @@ def run_settings(
                 evaluate_fn=experiment.evaluate_fn,
             )
         run_dir.write_model(result.arrays)
-        title = f"{settings.strategy} on {settings.dataset}, {settings.num_clients} clients"
-        picture = draw_curve(progress.curve, title=title, virtual=progress.virtual)
-        run_dir.write("curve.png", picture)
+        run_dir.write("curve.png", _picture(settings, progress))
         summary["status"] = "stopped" if progress.end_reason == STOP_REQUESTED else "completed"
         summary["model_sha256"] = model_sha256(result.arrays)
     except BaseException as error:
@@ -159,6 +157,16 @@ def _share_done(settings: Settings) -> Any:
     return share
 
 
+def _picture(settings: Settings, progress: Progress) -> bytes:
+    loss = bool(progress.losses) and not progress.curve  # regression has no accuracy
+    return draw_curve(
+        progress.losses if loss else progress.curve,
+        title=f"{settings.strategy} on {settings.data_name}, {settings.num_clients} clients",
+        virtual=progress.virtual,
+        measure="loss" if loss else "accuracy",
+    )
+
+
 def _numbers(progress: Progress) -> dict[str, Any]:
     area = area_under_curve(progress.curve)
     return {
@@ -191,10 +199,11 @@ def _numbers(progress: Progress) -> dict[str, Any]:
 def _log_summary(summary: dict[str, Any], path: Path) -> None:
     log.info("")
     log.info("Done: %s", summary["end_reason"])
-    log.info(
-        "  accuracy  %.2f %% (best %.2f %%)",
-        *(100 * (summary[key] or 0.0) for key in ("accuracy", "best_accuracy")),
-    )
+    if summary["accuracy"] is not None:
+        percents = [100 * summary[key] for key in ("accuracy", "best_accuracy")]
+        log.info("  accuracy  %.2f %% (best %.2f %%)", *percents)
+    elif summary["loss"] is not None:
+        log.info("  loss      %.4g", summary["loss"])
     log.info(
         "  versions  %d from %d uploads, %d rejected",
         *(summary[key] for key in ("versions", "uploads", "rejected")),

@@ -65,6 +65,7 @@ class Progress:
         self.loss: float | None = None
         self.best_accuracy: float | None = None
         self.curve: list[tuple[float, float]] = []  # (time, accuracy)
+        self.losses: list[tuple[float, float]] = []  # (time, loss)
         self.temperature: float | None = None
         self.bytes_up = 0
         self.bytes_down = 0
@@ -155,7 +156,7 @@ class Progress:
             moment,
             f"version {self.version}",
             f"uploads {self.uploads}",
-            f"accuracy {_percent(self.accuracy)}",
+            self._result(),
             f"temp {_number(self.temperature)}",
             f"κ {_number(fmean(self._kappas) if self._kappas else None)}",
             f"staleness {_number(fmean(self._staleness) if self._staleness else None)}",
@@ -164,6 +165,11 @@ class Progress:
             f"{left} left",
         ]
         return " | ".join(parts)
+
+    def _result(self) -> str:
+        if self.accuracy is None and self.loss is not None:  # regression has no accuracy
+            return f"loss {self.loss:.3g}"
+        return f"accuracy {_percent(self.accuracy)}"
 
     def _take_upload(self, event: Uploaded) -> None:
         self.uploads += 1
@@ -180,7 +186,10 @@ class Progress:
 
     def _take_evaluation(self, event: Evaluated) -> None:
         accuracy: Any = event.metrics.get("accuracy")
-        self.loss = event.metrics.get("loss")
+        loss: Any = event.metrics.get("loss")
+        self.loss = loss
+        if isinstance(loss, float):
+            self.losses.append((event.time, loss))
         if isinstance(accuracy, float):
             self.accuracy = accuracy
             self.best_accuracy = max(accuracy, self.best_accuracy or 0.0)

@@ -52,10 +52,10 @@ class RunDir:
         return self.path / "events.jsonl"
 
     @classmethod
-    def default_path(cls, strategy: str, dataset: str) -> Path:
-        """Return runs/<time>-<strategy>-<dataset> below the working directory."""
+    def default_path(cls, strategy: str, data: str) -> Path:
+        """Return runs/<time>-<strategy>-<data> below the working directory."""
         stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-        return Path.cwd() / "runs" / f"{stamp}-{strategy}-{dataset}"
+        return Path.cwd() / "runs" / f"{stamp}-{strategy}-{data.replace(':', '.')}"
 
     def write(self, name: str, data: bytes) -> Path:
         """Write a file under a temporary name and rename it."""

@@ -290,6 +290,11 @@ class Settings:
         return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
 
     @property
+    def data_name(self) -> str:
+        """The name of what is learned: an own task, or the dataset."""
+        return self.task or self.dataset
+
+    @property
     def rounds(self) -> int:
         """The largest number of versions, as Flower wants it."""
         return self.num_server_rounds or 2**31 - 1

@@ -199,7 +199,8 @@ def build_run_config(
     run_dir = settings.get("run-dir") or arguments.run_dir
     if not run_dir:
         merged = {**defaults, **settings}
-        parts = [f"{now:%Y%m%dT%H%M%SZ}", merged.get("strategy"), merged.get("dataset")]
+        data = str(merged.get("task") or merged.get("dataset") or "").replace(":", ".")
+        parts = [f"{now:%Y%m%dT%H%M%SZ}", merged.get("strategy"), data]
         run_dir = _unused(Path("runs") / "-".join(str(part) for part in parts if part))
     settings["run-dir"] = str(Path(str(run_dir)).absolute())
     check_keys(settings, defaults)

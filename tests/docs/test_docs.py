@@ -1,6 +1,7 @@
 """What the docs show really works."""
 
 import json
+import logging
 import re
 import sys
 from pathlib import Path
@@ -55,7 +56,7 @@ def test_the_settings_page_is_current():
     )
 
 
-def test_the_example_of_an_own_task_learns(tmp_path, monkeypatch):
+def test_the_example_of_an_own_task_learns(tmp_path, monkeypatch, caplog):
     from simulation.local_engine import run_locally
     from task.tasks import find_task
 
@@ -74,13 +75,16 @@ def test_the_example_of_an_own_task_learns(tmp_path, monkeypatch):
         "queue-size": 20,
         "evaluate-every": 1,
     }
-    summary = run_locally(config, workers=0, stream=False)
+    caplog.set_level(logging.INFO, "flwr")
+    summary = run_locally(config, workers=0)
     assert summary["status"] == "completed"
     assert summary["uploads"] == 60
     assert summary["rejected"] == 0
     events = map(json.loads, (tmp_path / "run" / "events.jsonl").read_text().splitlines())
     losses = [event["metrics"]["loss"] for event in events if event["event"] == "evaluate"]
     assert losses[-1] < losses[0] / 2
+    assert any("loss" in line and f"{losses[-1]:.4g}" in line for line in caplog.messages)
+    assert not any("accuracy" in line for line in caplog.messages if "%" in line)
 
 
 def test_troubleshooting_knows_what_the_code_says():

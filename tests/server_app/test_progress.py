@@ -62,6 +62,16 @@ def test_the_status_line_shows_what_happened_every_few_seconds(caplog):
     assert progress.bytes_up == 300
 
 
+def test_a_task_without_accuracy_shows_its_loss():
+    progress = Progress(3.0, True, lambda progress: 0.0, FakeTime())
+    assert "accuracy -" in progress.line()
+    for time, loss in ((0.0, 2.0), (60.0, 0.12345)):
+        progress(Evaluated(time=time, version=0, uploads=0, where="server", metrics={"loss": loss}))
+    assert "| loss 0.123 |" in progress.line()
+    assert progress.losses == [(0.0, 2.0), (60.0, 0.12345)]
+    assert progress.curve == []
+
+
 def test_waiting_is_visible_before_the_first_upload(caplog):
     caplog.set_level(logging.INFO, "flwr")
     clock = FakeTime()
@@ -78,4 +88,6 @@ def test_area_under_the_curve():
 
 def test_the_picture_is_a_png_also_of_an_empty_run():
     for curve in ([], [(0.0, 0.1), (86_400.0, 0.9)]):
-        assert draw_curve(curve, title="x", virtual=True).startswith(b"\x89PNG")
+        for measure in ("accuracy", "loss"):
+            picture = draw_curve(curve, title="x", virtual=True, measure=measure)
+            assert picture.startswith(b"\x89PNG")

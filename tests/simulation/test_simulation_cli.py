@@ -19,6 +19,7 @@ DEFAULTS: dict[str, Any] = {
     "clock": "wall",
     "strategy": "fedpsa",
     "dataset": "digits",
+    "task": "",
     "lr": 0.01,
 }
 
@@ -69,6 +70,14 @@ def test_defaults_of_run_and_deploy(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     }
     (tmp_path / "runs" / name).mkdir(parents=True)
     assert config("run")["run-dir"].endswith(f"{name}-2")
+
+
+def test_the_folder_is_named_after_an_own_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    built = config("run", "--set", "task=my_module:my_task")
+    assert built["run-dir"].endswith("-fedpsa-my_module.my_task")
 
 
 def test_settings_win(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
