@@ -4,6 +4,7 @@
 #   ./generate.sh 5                     five nodes
 #   GPU=1 ./generate.sh 2               nodes with the host's NVIDIA GPUs
 #   WHEELS_DIR=/mnt/wheels ./generate.sh 3
+#   FLOWER=1.41.0 ./generate.sh 3       another Flower than the pinned one: compose.http.yaml
 #
 # Also taken over into .env if set: BASE_IMAGE, IMAGE, RUNS_DIR, TLS_NAMES, APP_UID and APP_GID.
 # By default the containers run as the caller, so that the results are the caller's; as 10001 if
@@ -82,6 +83,9 @@ write_env() {
   if [[ -n ${WHEELS_DIR:-} ]]; then
     files+=:compose.wheels.yaml
   fi
+  if [[ -n ${FLOWER:-} ]]; then
+    files+=:compose.http.yaml
+  fi
   echo "# Written by generate.sh; what the shell's environment says goes before it."
   echo "COMPOSE_PATH_SEPARATOR=:"
   echo "COMPOSE_FILE=$files"
@@ -89,7 +93,10 @@ write_env() {
   echo "APP_UID=$uid"
   echo "APP_GID=$gid"
   echo "RUNS_DIR='$runs_dir'"
-  for name in BASE_IMAGE IMAGE TLS_NAMES WHEELS_DIR; do
+  if [[ -n ${FLOWER:-} ]]; then
+    echo "FLEET_PORT=8000"
+  fi
+  for name in BASE_IMAGE FLOWER IMAGE TLS_NAMES WHEELS_DIR; do
     if [[ -n ${!name:-} ]]; then
       echo "$name='${!name}'"
     fi

@@ -6,12 +6,14 @@ Nothing but the standard library, because this runs every few seconds.
 from __future__ import annotations
 
 import http.client
+import os
 import socket
 import ssl
 import sys
 from pathlib import Path
 
-CONTROL_PORT, FLEET_PORT, NODE_PORT = 8000, 9092, 9094
+CONTROL_PORT, NODE_PORT = 8000, 9094
+FLEET_PORT = int(os.environ.get("FLEET_PORT", "9092"))
 
 _TIMEOUT = 5.0
 _ESTABLISHED = "01"

@@ -356,6 +356,21 @@ def test_generate_takes_options_and_refuses_nonsense(generate):
             generate(nonsense)
 
 
+def test_a_flower_whose_nodes_talk_http_is_one_more_file(generate):
+    _, pinned = generate(2)
+    _, newer = generate(2, FLOWER="1.41.0")
+    assert "FLEET_PORT" not in pinned
+    assert newer["FLEET_PORT"] == "8000"
+    assert newer["COMPOSE_FILE"] == f"{pinned['COMPOSE_FILE']}:compose.http.yaml"
+    base, http = (
+        yaml.safe_load((DOCKER / name).read_text())["services"]["superlink"]["command"]
+        for name in ("compose.yaml", "compose.http.yaml")
+    )
+    # The addresses differ, and nothing else: TLS and known keys are asked for in both.
+    differ = set(base) ^ set(http)
+    assert {word.split("=")[0] for word in differ} == {"--host", "--fleet-api-address"}
+
+
 def test_containers_are_locked_down_and_publish_nothing():
     common = yaml.safe_load((DOCKER / "compose.common.yaml").read_text())["services"]["fedpsa"]
     assert common["read_only"] is True
