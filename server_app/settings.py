@@ -243,7 +243,7 @@ class Settings:
 
     # Places
     run_dir: str = _setting(
-        "", "absolute path of the run's folder; empty: runs/<time>-<strategy>-<dataset>"
+        "", "absolute path of the run's folder; empty: runs/<time>-<strategy>-<dataset or task>"
     )
     data_dir: str = _setting("", "where dataset files are; empty: the user's cache folder")
     cache_dir: str = _setting("", "where prepared arrays are kept; empty: the user's cache folder")
