@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 from real_runs import (
@@ -105,13 +106,27 @@ def events_of(run, kind, node_id, after=0):
 
 
 def interrupt_training(deployment, run, node, interrupt):
-    """Call `interrupt` with the process of a task that a node has just begun; return the task."""
+    """Call `interrupt` with the process of a task that a node is working on; return the task."""
     before = client_processes(deployment, node)
-    wait_for(lambda: client_processes(deployment, node) - before, what="a task of that node")
+
+    def at_work():
+        return [pid for pid in client_processes(deployment, node) - before if has_loaded_app(pid)]
+
+    wait_for(at_work, what="a task of that node")
     task = events_of(run, "dispatch", node.node_id)[-1]
-    (pid,) = client_processes(deployment, node) - before
+    (pid,) = at_work()
     interrupt(pid)
     return task
+
+
+def has_loaded_app(pid):
+    """Tell whether a client process has got its task: it loads the app, and torch with it, then.
+
+    Flower starts another process for a task whose process dies before that.
+    """
+    with contextlib.suppress(OSError):
+        return "libtorch" in Path(f"/proc/{pid}/maps").read_text()
+    return False
 
 
 def end_and_check(run, lost):
