@@ -65,7 +65,8 @@ def test_the_local_engine_stops_with_a_checkpoint_and_results(tmp_path, number, 
 
 @pytest.mark.slow
 def test_a_deployed_run_that_is_stopped_in_every_way_goes_on_where_it_stopped(tmp_path):
-    rounds = {"num-server-rounds": 8, **ONLY_THE_LAST}
+    # The command's own clock would be the wall's.
+    rounds = {"num-server-rounds": 8, "clock": "virtual", **ONLY_THE_LAST}
     whole = run_locally(config(tmp_path, "whole", **rounds), workers=0)
     settings = config(tmp_path, **rounds)
     run_dir = settings["run-dir"]

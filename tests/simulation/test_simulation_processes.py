@@ -63,12 +63,19 @@ def group(tmp_path: Path, marked: Callable[[], set[int]]) -> ProcessGroup:
     return ProcessGroup(tmp_path / "logs", environment=environment, grace=0.3)
 
 
+def hear_all_signals() -> None:
+    """Undo what whoever started the tests in the background, or under nohup, had ignored."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 def launch(ending: str, pid_file: Path, grace: float = 0.3) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", LAUNCHER, ending, str(pid_file), str(grace)],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
+        preexec_fn=hear_all_signals,
     )
 
 
