@@ -92,8 +92,8 @@ def read_state_dict(arrays: ArrayRecord) -> dict[str, Tensor]:
 
 def _difference(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {
-        key: value.detach().cpu() - before[key] if value.is_floating_point() else value.detach()
-        for key, value in after.items()
+        key: value - before[key] if value.is_floating_point() else value
+        for key, value in ((key, value.detach().cpu()) for key, value in after.items())
     }
 
 
