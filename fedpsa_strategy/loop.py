@@ -68,7 +68,8 @@ class AsyncLoop:
     num_versions : int
         Versions to make.
     timeout : float
-        Real seconds after which a reply is no longer waited for.
+        Real seconds after which a reply is no longer waited for. With the virtual clock they count
+        from the last reply of any client: simulated clients take turns on few processors.
     train_config, evaluate_config : ConfigRecord
         Sent with the messages.
     evaluate_fn : Callable[[int, ArrayRecord], MetricRecord | None] | None
@@ -117,6 +118,7 @@ class AsyncLoop:
         self._evaluations: list[_Evaluation] = []
         self._pause = _FIRST_PAUSE
         self._silent_since = 0.0
+        self._last_reply = 0.0
         self._next_refresh = 0.0
         self._next_evaluation = strategy.evaluate_interval or 0.0
         self._evaluated: tuple[int, float] | None = None  # version and time of the last evaluation
@@ -134,7 +136,7 @@ class AsyncLoop:
         clock.start(start_time)
         self._gather_nodes()
         clock.start(start_time)  # waiting for nodes is no part of the run
-        self._started = self._silent_since = self.monotonic()
+        self._started = self._silent_since = self._last_reply = self.monotonic()
         strategy.emit(
             RunStarted(
                 time=clock.now,
@@ -390,15 +392,15 @@ class AsyncLoop:
         # In the order in which they will count: an engine of our own works on them in that order.
         order = self._unanswered_in_order
         # But before one of them is given up, it must have been asked for.
-        late = self._unanswered and self.monotonic() >= next(iter(self._unanswered.values()))
-        asked = order if late else order[:_MOST_ASKED]
+        asked = order if self._is_late(self.monotonic()) else order[:_MOST_ASKED]
         wanted = [key for _, _, key in asked] or list(self._unanswered)
         wanted += [key for evaluation in self._evaluations for key in evaluation.outstanding]
         replies = list(self.grid.pull_messages(wanted)) if wanted else []
         now = self.monotonic()
         for reply in sorted(replies, key=self._sequence_of):
             self._arrive(reply.metadata.reply_to_message_id, reply)
-        while self._unanswered and now >= next(iter(self._unanswered.values())):
+            self._last_reply = now
+        while self._is_late(now):
             self._arrive(next(iter(self._unanswered)), None)
         self._close_evaluations(now)
         if replies or self._ready_task() is not None:
@@ -409,6 +411,15 @@ class AsyncLoop:
             self._notice(f"{len(self._unanswered)} clients at work")
         self._rest(self._pause)
         self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+
+    def _is_late(self, now: float) -> bool:
+        """Tell whether the message that was sent first is given up."""
+        if not self._unanswered:
+            return False
+        expires = next(iter(self._unanswered.values()))
+        if isinstance(self.strategy.clock, VirtualClock):
+            expires = max(expires, self._last_reply + self.timeout)
+        return now >= expires
 
     def _sequence_of(self, reply: Message) -> int:
         task = self.strategy.state.in_flight.get(reply.metadata.reply_to_message_id)

@@ -206,7 +206,10 @@ class Settings:
     )
     node_timeout: float = _setting(120.0, "seconds to wait for nodes before giving up", above=0)
     reply_timeout: float = _setting(
-        3600.0, "seconds after which a client's reply is no longer waited for", above=0
+        3600.0,
+        "seconds after which a client's reply is no longer waited for; virtual clock: after the"
+        " last reply of any client",
+        above=0,
     )
     max_failures: int = _setting(
         3, "failures in a row after which a node is left out for a while", least=1

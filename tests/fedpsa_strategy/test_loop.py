@@ -322,6 +322,39 @@ def test_a_reply_that_never_comes_is_given_up_and_its_slot_used_again():
     assert {event.client for event in recorder.of("reject")} == {0}
 
 
+def test_simulated_clients_that_wait_for_a_processor_are_not_given_up():
+    free_at = 0.0
+
+    def one_after_the_other(message):
+        nonlocal free_at
+        if not in_train(message):
+            return 0.1
+        free_at = max(free_at, grid.time.now) + 3.0
+        return free_at - grid.time.now
+
+    grid = ScriptedGrid(10, lambda m: update(), delay=one_after_the_other)
+    recorder = Recorder()
+    strategy = FedBuff(buffer_size=1, max_in_flight=10, listeners=[recorder], **virtual(10))
+    run(strategy, grid, num_versions=20, timeout=5.0)
+    assert not recorder.of("reject")
+    assert len(recorder.of("upload")) == 20
+
+
+def test_a_simulated_client_that_never_replies_is_given_up():
+    grid = ScriptedGrid(
+        3,
+        lambda m: update(),
+        delay=lambda m: 1e9 if grid.partition(m) == 0 and in_train(m) else 0.1,
+    )
+    recorder = Recorder()
+    strategy = FedBuff(
+        buffer_size=1, max_in_flight=2, listeners=[recorder], failure_pause=1e6, **virtual(3)
+    )
+    run(strategy, grid, num_versions=20, timeout=5.0)
+    assert {event.reason for event in recorder.of("reject")} == {"no reply within 5 s"}
+    assert {event.client for event in recorder.of("reject")} == {0}
+
+
 def in_train(message):
     return message.metadata.message_type == MessageType.TRAIN
 
