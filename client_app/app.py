@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any, cast
 
 import torch
-from flwr.app import Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from torch import nn
 
@@ -25,7 +25,7 @@ app = ClientApp()
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Train the global model on this node's data and reply with the update."""
-    run, config = context.run_config, message.content.config_records["config"]
+    run, config = context.run_config, cast(ConfigRecord, message.content["config"])
     set_threads(_get(run, "threads", int))
     task = node_task(context)
     shard = as_shard(task.train_data(context.node_config), "train_data")
@@ -45,7 +45,7 @@ def train(message: Message, context: Context) -> Message:
         loss, extra["fedpac"] = train_fedpac(
             model,
             shard,
-            message.content.array_records["fedpac"],
+            cast(ArrayRecord, message.content["fedpac"]),
             alignment=_get(config, "alignment", float),
             head_lr=_get(config, "head-lr", float),
             head_epochs=_get(config, "head-epochs", int),
@@ -119,16 +119,16 @@ def node_task(context: Context) -> Task:
 
 def _loaded_model(task: Task, message: Message, device: torch.device) -> nn.Module:
     """Return the model of the message on this node's device."""
-    model = _workspace(cast(Any, task))  # a protocol does not promise a hash
-    model.load_state_dict(read_state_dict(message.content.array_records["arrays"]))
-    return model.to(device)
+    model = _workspace(cast(Any, task), device)  # a protocol does not promise a hash
+    model.load_state_dict(read_state_dict(cast(ArrayRecord, message.content["arrays"])))
+    return model
 
 
 @lru_cache(maxsize=1)
-def _workspace(task: Any) -> nn.Module:
+def _workspace(task: Any, device: torch.device) -> nn.Module:
     """Return a model whose values do not matter; long-lived workers use one for all tasks."""
     model: nn.Module = task.make_model(seed=0)
-    return model
+    return model.to(device)
 
 
 def _loss_fn(task: Task) -> LossFn | None:

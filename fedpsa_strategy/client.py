@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -54,10 +54,11 @@ def make_reply(
     arrays_key, config_key : str
         Keys of the records in the message.
     """
-    config = message.content.config_records[config_key]
-    before = read_state_dict(message.content.array_records[arrays_key])
+    config = cast(ConfigRecord, message.content[config_key])
+    before = read_state_dict(cast(ArrayRecord, message.content[arrays_key]))
+    after = model.state_dict()
     delta = _rounded(
-        _difference(before, model.state_dict()),
+        _difference(before, after),
         check_update_dtype(config.get(UPDATE_DTYPE_KEY, "float32")),
     )
     record = MetricRecord({**(metrics or {}), "num-examples": num_examples})
@@ -66,7 +67,7 @@ def make_reply(
         probe = Probe.from_config(
             config, arrays=_calibration(message, context, config), loss_fn=loss_fn
         )
-        model.load_state_dict(_sum(before, delta))
+        _set_to_sum(after, before, delta)
         record["sketch"] = probe(model)
         record["sensitivity-seconds"] = time.perf_counter() - started
     arrays = {key: write_array(value) for key, value in _as_sent(delta).items()}
@@ -115,11 +116,13 @@ def _as_sent(delta: Mapping[str, Tensor]) -> dict[str, NDArray[Any]]:
     }
 
 
-def _sum(before: Mapping[str, Tensor], delta: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {
-        key: before[key] + value if value.is_floating_point() else value
-        for key, value in delta.items()
-    }
+def _set_to_sum(
+    values: Mapping[str, Tensor], before: Mapping[str, Tensor], delta: Mapping[str, Tensor]
+) -> None:
+    """Write w + Δ into the tensors of a model."""
+    for key, value in delta.items():
+        if value.is_floating_point():
+            values[key].copy_(before[key] + value)
 
 
 def _calibration(
@@ -128,7 +131,7 @@ def _calibration(
     """Return the calibration batch that came with this message or an earlier one."""
     if config.get("calibration-transport") != "arrays":
         return None
-    sent = message.content.array_records.get(CALIBRATION_KEY)
+    sent = cast(ArrayRecord | None, message.content.get(CALIBRATION_KEY))
     if context is None:
         return sent
     if sent is not None:

@@ -1,8 +1,10 @@
 """The samples of one client or of the test set, ready for training."""
 
 import hashlib
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,9 @@ __all__ = [
 
 # Part of every cache key: raised when the same key would no longer mean the same numbers.
 _CACHE_FORMAT = "v1"
+
+# What the default folders depend on.
+_FOLDER_VARIABLES = ("FEDPSA_DATA", "FEDPSA_CACHE", "XDG_CACHE_HOME", "HOME")
 
 # All 50 Fashion-MNIST clients of the paper's setting fit; of CIFAR, where loading is nothing beside
 # training, about twenty do.
@@ -140,13 +145,17 @@ def warm_cache(
 def _source(
     dataset: str, test_fraction: float, seed: int, data_dir: str | Path, cache_dir: str | Path
 ) -> "_Source":
-    return _Source(
-        info=dataset_info(dataset),
-        test_fraction=float(test_fraction),
-        seed=seed,
-        data_dir=resolve_data_dir(data_dir),
-        cache_dir=resolve_cache_dir(cache_dir),
-    )
+    # A worker asks for every task, and finding the folders takes longer than finding the shard.
+    surroundings = (Path.cwd(), *map(os.environ.get, _FOLDER_VARIABLES))
+    folders = _folders(str(data_dir), str(cache_dir), surroundings)
+    return _Source(dataset_info(dataset), float(test_fraction), seed, *folders)
+
+
+@lru_cache(maxsize=16)
+def _folders(
+    data_dir: str, cache_dir: str, _surroundings: tuple[Path | str | None, ...]
+) -> tuple[Path, Path]:
+    return resolve_data_dir(data_dir), resolve_cache_dir(cache_dir)
 
 
 @dataclass(frozen=True)
