@@ -76,11 +76,8 @@ def _machine(row: Row) -> str:
     found = row.machine
     if not found:
         return "an unknown machine"
-    cores, jobs = found.get("cores", "?"), found.get("side_by_side", "?")
-    return (
-        f"{found.get('cpu', 'an unknown CPU')}, {cores} cores, engine {found.get('engine', '?')},"
-        f" up to {jobs} runs side by side"
-    )
+    cpu, cores, engine = (found.get(key, "?") for key in ("cpu", "cores", "engine"))
+    return f"{cpu}, {cores} cores, engine {engine}"
 
 
 def _package(name: str) -> str:

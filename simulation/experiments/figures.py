@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -23,6 +23,8 @@ from simulation.experiments.tables import Pivot, over_seeds
 
 _GRID_POINTS = 80
 _PANELS = 3  # side by side
+_LEGEND_ENTRY = 1.1  # inches
+_EARLY = 0.1  # part of the time whose low accuracies may lie below the axes
 
 
 def draw_pivot(figure: Any, rows: Sequence[Row], pivot: Pivot) -> None:
@@ -83,7 +85,8 @@ def draw_curves(figure: Any, rows: Sequence[Row]) -> None:
     """Draw accuracy against virtual time, mean and range over seeds."""
     datasets = [dataset for (dataset,) in groups(rows, "dataset")]
     alphas = [alpha for (alpha,) in groups(rows, "alpha")]
-    figure.set_size_inches(3.4 * len(alphas) + 0.6, 2.8 * len(datasets) + 0.9)
+    width = 3.4 if len(alphas) > 1 else 6.0
+    figure.set_size_inches(width * len(alphas) + 0.6, 2.8 * len(datasets) + 0.9)
     grid = figure.subplots(len(datasets), len(alphas), squeeze=False, sharey="row")
     by_place = groups(rows, "dataset", "alpha")
     for dataset, line in zip(datasets, grid, strict=True):
@@ -94,7 +97,19 @@ def draw_curves(figure: Any, rows: Sequence[Row]) -> None:
             axes.set_xlabel("virtual days")
             axes.set_xlim(0, max(row.scale["days"] for row in rows))
         line[0].set_ylabel("test accuracy (%)")
+        line[0].set_ylim(bottom=_lowest(row for row in rows if row.labels["dataset"] == dataset))
     _share_legend(figure, grid)
+
+
+def _lowest(rows: Iterable[Row]) -> float:
+    """Return where accuracies begin, in tens of percent, once the first steps are made."""
+    later = [
+        100 * accuracy
+        for row in rows
+        for time, accuracy in row.curve
+        if time >= _EARLY * row.scale["days"]
+    ]
+    return 10 * (min(later) // 10) if later else 0.0
 
 
 def _draw_mean_curve(axes: Any, method: str, rows: Sequence[Row]) -> None:
@@ -111,7 +126,8 @@ def _draw_mean_curve(axes: Any, method: str, rows: Sequence[Row]) -> None:
         color=colour_of(method, 0),
         linewidth=2.0 if method == "FedPSA" else 1.3,
         linestyle="--" if control else "-",
-        zorder=3 if method == "FedPSA" else 2,
+        # The control on top: where nothing but its dashes differs, FedPSA does what it does.
+        zorder={CONTROL: 4, "FedPSA": 3}.get(method, 2),
         label=method,
     )
     if len(curves) > 1:
@@ -327,4 +343,5 @@ def _share_legend(figure: Any, grid: Any) -> None:
         handles, names = axes.get_legend_handles_labels()
         found |= dict(zip(names, handles, strict=True))
     if found:
-        figure.legend(found.values(), found.keys(), loc="outside upper left", ncols=len(found))
+        columns = min(len(found), int(figure.get_figwidth() / _LEGEND_ENTRY))
+        figure.legend(found.values(), found.keys(), loc="outside upper left", ncols=columns)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable
 from io import BytesIO
 from typing import Any
@@ -48,6 +49,9 @@ _SETTINGS: dict[Any, Any] = {
     "svg.hashsalt": "fedpsa",
 }
 
+_CAPTION_SIZE = 6.5
+_CAPTION_LETTER = 0.05  # inches, of such a letter on average
+
 Draw = Callable[[Any], None]
 """Draws into a figure of matplotlib."""
 
@@ -73,7 +77,9 @@ def render(draw: Draw, caption: str) -> tuple[bytes, bytes]:
     with matplotlib.rc_context(_SETTINGS):
         figure = Figure(layout="constrained")
         draw(figure)
-        figure.supxlabel(caption, fontsize=6.5, x=0.01, ha="left", alpha=0.75)
+        width = int(figure.get_figwidth() / _CAPTION_LETTER)
+        lines = [part for line in caption.split("\n") for part in textwrap.wrap(line, width)]
+        figure.supxlabel("\n".join(lines), fontsize=_CAPTION_SIZE, x=0.01, ha="left", alpha=0.75)
         # Once for both files: finding places for everything is half of the work.
         if (layout := figure.get_layout_engine()) is not None:
             layout.execute(figure)

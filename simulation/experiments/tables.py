@@ -200,7 +200,8 @@ def reading(rows: Sequence[Row], pivot: Pivot) -> str:
     gaps = [gap for gap in gaps if gap]
     if not gaps:
         return f"There is no pair of {pivot.subject} and {CONTROL} to compare yet."
-    above = sum(gap.mean > 0 for gap in gaps)
+    # What the table shows as no difference is none.
+    above = sum(round(gap.mean, pivot.decimals) > 0 for gap in gaps)
     text = f"{pivot.subject} is above {CONTROL} in {above} of {len(gaps)} columns"
     errors = [(gap.mean, gap.standard_error) for gap in gaps if gap.standard_error is not None]
     if not errors:

@@ -155,7 +155,10 @@ def test_what_failed_or_is_missing_is_said() -> None:
 
 def test_words_about_the_control_are_careful() -> None:
     one = [row("FedPSA", 0.1, 0, 0.84), row(CONTROL, 0.1, 0, 0.83)]
+    assert "above Uniform in 1 of 1" in reading(one, ACCURACIES)
     assert "nobody can tell" in reading(one, ACCURACIES)
+    same = [row("FedPSA", 0.1, 0, 0.830_04), row(CONTROL, 0.1, 0, 0.83)]
+    assert "above Uniform in 0 of 1" in reading(same, ACCURACIES)
     values = {"FedPSA": (0.84, 0.86, 0.85), CONTROL: (0.85, 0.84, 0.86)}
     noisy = [row(m, 0.1, s, v) for m, found in values.items() for s, v in enumerate(found)]
     assert reading(noisy, ACCURACIES).endswith("it is above in 0 and below in 0.")
