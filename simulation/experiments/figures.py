@@ -39,7 +39,8 @@ def draw_pivot(figure: Any, rows: Sequence[Row], pivot: Pivot) -> None:
         for start in range(0, len(columns), width)
     ]
     height = sum(0.28 * len(pivot.row_names(block)) + 0.75 for block, _ in lines)
-    figure.set_size_inches(1.2 + 2.6 * width, height + 0.6)
+    # Wide enough for the line above the panels.
+    figure.set_size_inches(max(5.0, 1.2 + 2.6 * width), height + 0.6)
     grid = figure.subplots(len(lines), width, squeeze=False, sharey="row")
     any_paper = False
     for (block, columns), line in zip(lines, grid, strict=True):

@@ -162,7 +162,8 @@ def _card(section: Section) -> str:
     return (
         f'<a class="card" href="#{section.name}"><b>{section.title}</b>'
         f"<span>{summary}</span>"
-        f"<small>{section.total} runs, {state} · {section.days:g} days · {section.seeds} seeds"
+        f"<small>{section.total} runs, {state} · {section.days:g} days ·"
+        f" {section.seeds} seed{'s' * (section.seeds != 1)}"
         "</small></a>"
     )
 
