@@ -16,9 +16,9 @@ from torch.nn import functional
 
 STEPS = ("eager", "compiled")
 
-# One compiled variant per model, batch shape and use of the proximal term: a process that trains on
-# all datasets needs a few dozen. Beyond the limit torch raises an error (see fullgraph below).
-_MOST_COMPILED_VARIANTS = 64
+# One compiled variant per model, number of steps in a call, size of a last, shorter batch and use
+# of the proximal term. Beyond the limit torch raises an error (see fullgraph below).
+_MOST_COMPILED_VARIANTS = 256
 
 # A call of compiled code costs about as much as two steps of a small model. So such a model takes
 # up to so many steps in a call, which a large one would only take longer to compile for.
@@ -208,6 +208,7 @@ def _compiled_epoch(
     def epoch(inputs: Tensor, targets: Tensor, order: Tensor) -> Tensor:
         sizes = _samples_per_call(len(order), batch_size, most_steps)
         if small:
+            _allow_other_lengths(inputs, targets)
             # Batches that are gathered when their turn comes are still in the cache when used.
             parts = torch.split(order, sizes)
             return torch.cat([steps(inputs, targets, part) for part in parts])
@@ -217,6 +218,23 @@ def _compiled_epoch(
         return torch.cat([steps(x, y, None) for x, y in calls])
 
     return epoch
+
+
+_lengths_seen: set[int] = set()
+
+
+def _allow_other_lengths(inputs: Tensor, targets: Tensor) -> None:
+    """Where clients have different numbers of samples, let all share the compiled code.
+
+    Else each would wait for a compiler. Code for one length alone is a little faster, and gives the
+    same bits: batches are copied out of the samples either way.
+    """
+    import torch._dynamo
+
+    _lengths_seen.add(len(inputs))
+    if len(_lengths_seen) > 1:
+        torch._dynamo.maybe_mark_dynamic(inputs, 0)
+        torch._dynamo.maybe_mark_dynamic(targets, 0)
 
 
 def _samples_per_call(num_samples: int, batch_size: int, most_steps: int) -> list[int]:
@@ -243,6 +261,8 @@ def compiler_settings(kind: str) -> Iterator[None]:
     import torch._dynamo
 
     with torch._dynamo.config.patch(
-        trace_autograd_ops=True, recompile_limit=_MOST_COMPILED_VARIANTS
+        trace_autograd_ops=True,
+        recompile_limit=_MOST_COMPILED_VARIANTS,
+        accumulated_recompile_limit=_MOST_COMPILED_VARIANTS,
     ):
         yield

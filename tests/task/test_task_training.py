@@ -338,6 +338,35 @@ def test_compiled_code_is_shared_by_models_of_one_architecture():
 
 
 @pytest.mark.slow
+def test_compiled_code_is_shared_by_clients_of_different_sizes(monkeypatch):
+    from torch._dynamo.utils import counters
+
+    monkeypatch.setattr(steps, "_STEPS_PER_CALL", 1)
+    shard = toy_shard(51)
+
+    def trained(n):
+        model = make_model("digits", 0)
+        part = Shard(shard.x[:n].clone(), shard.y[:n].clone())
+        train(model, part, **SETTINGS, step="compiled")
+        return parameters(model)
+
+    def forget():
+        monkeypatch.setattr(steps, "_lengths_seen", set())
+        torch._dynamo.reset()
+
+    forget()
+    alone = trained(35)
+    forget()
+    for n in (16, 19):
+        trained(n)
+    graphs = counters["stats"]["unique_graphs"]
+    beside_others = trained(35)
+    trained(51)
+    assert counters["stats"]["unique_graphs"] == graphs
+    assert equal(alone, beside_others)
+
+
+@pytest.mark.slow
 def test_compiled_steps_handle_statistics_frozen_and_unused_parameters():
     shard = toy_shard()
     models = [noisy_model() for _ in range(2)]
