@@ -139,20 +139,22 @@ class LocalGrid(Grid):
             give_id(reply, next(self._message_ids))
         return replies
 
-    def wait(self, timeout: float) -> bool:
-        """Wait until a reply arrives that was not there at the last pull.
+    def wait(self, timeout: float, replies: int = 1) -> bool:
+        """Wait until replies arrive that were not there at the last pull.
 
         Parameters
         ----------
         timeout : float
             Seconds after which to give up.
+        replies : int (default: 1)
+            How many, as long as there is enough to do for the workers without them.
 
         Returns
         -------
         bool
             Whether there is one.
         """
-        return self._executor.wait(timeout)
+        return self._executor.wait(timeout, replies)
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -231,7 +233,7 @@ class InProcess:
             act_as(SERVER_NODE_ID)
         return [reply]
 
-    def wait(self, timeout: float) -> bool:
+    def wait(self, timeout: float, replies: int = 1) -> bool:  # noqa: ARG002
         """Return at once if there is a message to execute."""
         if not self._messages:
             time.sleep(timeout)

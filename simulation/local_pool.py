@@ -86,7 +86,8 @@ class WorkerPool:
         self._states: dict[int, Packed] = {}
         self._busy_nodes: set[int] = set()
         self._done: dict[str, Message | Packed] = {}
-        self._news = False
+        self._news = 0  # replies since the last `collect`
+        self._awaited = 1  # so many are waited for
         self._failure: RunFailed | None = None
         self._num_jobs = 0
         self._failed_starts = 0
@@ -117,7 +118,7 @@ class WorkerPool:
         """
         with self._changed:
             self._check()
-            self._news = False
+            self._news = 0
             rank = {key: place for place, key in enumerate(message_ids)}
             last = len(rank)
             self._pending = deque(
@@ -126,12 +127,16 @@ class WorkerPool:
             found = [self._done.pop(key) for key in message_ids if key in self._done]
         return [reply if isinstance(reply, Message) else unpack(reply) for reply in found]
 
-    def wait(self, timeout: float) -> bool:
-        """Wait until a reply arrives that was not there at the last `collect`."""
+    def wait(self, timeout: float, replies: int = 1) -> bool:
+        """Wait for so many replies that were not there at the last `collect`.
+
+        For fewer when the workers are about to run out of jobs.
+        """
         with self._changed:
-            self._changed.wait_for(lambda: self._news or self._failure, timeout)
+            self._awaited = replies
+            self._changed.wait_for(self._enough, timeout)
             self._check()
-            return self._news
+            return self._news > 0
 
     def close(self) -> None:
         """End all workers, whatever they are doing."""
@@ -148,6 +153,10 @@ class WorkerPool:
         for worker in workers:
             worker.connection.close()
 
+    def _enough(self) -> bool:
+        few_jobs = len(self._pending) < len(self._workers)
+        return self._news >= (1 if few_jobs else self._awaited) or self._failure is not None
+
     def _check(self) -> None:
         if self._failure is not None:
             raise self._failure
@@ -155,6 +164,12 @@ class WorkerPool:
             raise RuntimeError("the grid is closed")
 
     # --- Giving out work; always called with the lock -------------------------------------------
+
+    def _go_on(self) -> None:
+        """Hand out jobs, and wake whoever waits, if it is time."""
+        self._dispatch()
+        if self._enough():
+            self._changed.notify_all()
 
     def _dispatch(self) -> None:
         for worker in self._workers:
@@ -184,8 +199,7 @@ class WorkerPool:
     def _finish(self, job: Job, reply: Message | Packed) -> None:
         self._done[job.message_id] = reply
         self._busy_nodes.discard(job.node_id)
-        self._news = True
-        self._changed.notify_all()
+        self._news += 1
 
     # --- The thread -----------------------------------------------------------------------------
 
@@ -240,7 +254,7 @@ class WorkerPool:
             if state is not None:
                 self._states[job.node_id] = state
             self._finish(job, reply)
-            self._dispatch()
+            self._go_on()
 
     def _replace(self, worker: _WorkerProcess) -> None:
         """Put a new worker in the place of one that died; the lock is held."""
@@ -263,7 +277,7 @@ class WorkerPool:
         self._pending.extendleft(reversed(jobs))
         worker.connection.close()
         self._workers[worker.index] = _WorkerProcess(worker.index, self._setup)
-        self._dispatch()
+        self._go_on()
 
     def _fail(self, reason: str) -> None:
         self._failure = RunFailed(reason)

@@ -246,6 +246,21 @@ def test_waiting_ends_when_a_reply_arrives(client_app: str) -> None:
 
 
 @pytest.mark.engine
+def test_waiting_for_several_replies_ends_when_jobs_run_short(client_app: str) -> None:
+    with LocalGrid(8, {}, workers=1, app=client_app) as grid:
+        nodes = sorted(grid.get_node_ids())
+        pushed = list(grid.push_messages([train_message(node, seconds=0.05) for node in nodes]))
+        arrived = 0
+        while arrived < len(nodes):
+            # As in the end, when a third reply to a wait would never come.
+            assert grid.wait(60, replies=3)
+            replies = list(grid.pull_messages(pushed))
+            assert replies
+            assert len(replies) >= 3 or arrived >= 3
+            arrived += len(replies)
+
+
+@pytest.mark.engine
 @pytest.mark.parametrize("workers", [0, 1])
 def test_messages_are_executed_in_the_order_in_which_replies_are_pulled(
     client_app: str, workers: int
