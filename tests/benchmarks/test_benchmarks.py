@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from benchmarks import engines, fresh_client, growth, server, sketch, traffic
+from benchmarks import engines, fresh_client, growth, held_out, server, sketch, traffic
 from benchmarks.measure import Spread, interleave, paired_ratio, peak_memory
 from benchmarks.report import Report
 
@@ -94,3 +94,15 @@ def test_traffic(tmp_path):
     sizes = record["traffic"]["digits"]
     assert sizes["fedpsa, float16"]["up"] < 0.6 * sizes["fedpsa"]["up"]
     assert sizes["fedpsa"]["up"] > sizes["fedbuff"]["up"]
+
+
+def test_test_images_are_never_trained_on():
+    found = held_out.splits(70_000, [0, 1])
+    assert set(map(len, found.values())) == {2}
+    for pairs in found.values():
+        for training, testing in pairs:
+            assert sorted([*training, *testing]) == list(range(70_000))
+    official, random = (pairs[0][1] for pairs in found.values())
+    assert list(official) == list(range(60_000, 70_000))
+    assert len(random) == 7_000
+    assert min(random) < 1_000

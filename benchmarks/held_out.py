@@ -38,12 +38,12 @@ def splits(num_images: int, seeds: Sequence[int]) -> dict[str, list[tuple[Indice
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, and write the page."""
-    options = parser("benchmarks.test_split", __doc__ or "")
+    options = parser("benchmarks.held_out", __doc__ or "")
     options.add_argument("--data-dir", default="", help="where the dataset's files are")
     options.add_argument("--epochs", type=int, default=10, help="with each learning rate")
     chosen = options.parse_args(arguments)
     seeds = range(chosen.repeats)
-    report = Report("test_split", "Which images are tested on", "python -m benchmarks.test_split")
+    report = Report("held_out", "Which images are tested on", "python -m benchmarks.held_out")
     set_threads(1)
     info = dataset_info("fmnist")
     images, labels = load_raw("fmnist", chosen.data_dir)
