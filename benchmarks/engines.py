@@ -85,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             rows.append([name, Spread.of(rates[name]).show(), over.show(), with_unit(memory)])
             limit = LIMITS.get((dataset, processes))
             if name.startswith("local engine") and limit is not None:
-                what = f"{dataset}: wall time / bare loop, {processes} process(es)"
+                what = f"{dataset}: wall time / bare loop, processes: {processes}"
                 report.target(what, over.median, limit)
         report.table(
             f"{NAMES[dataset]}: {job.epochs} epochs a task, {job.uploads} uploads",
