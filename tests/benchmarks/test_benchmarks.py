@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from benchmarks import engines, fresh_client, growth, held_out, server, sketch, traffic
@@ -106,3 +107,15 @@ def test_test_images_are_never_trained_on():
     assert list(official) == list(range(60_000, 70_000))
     assert len(random) == 7_000
     assert min(random) < 1_000
+
+
+def test_held_out(tmp_path, monkeypatch):
+    random = np.random.default_rng(0)
+    images = random.integers(0, 256, (200, 1, 28, 28), dtype=np.uint8)
+    labels = random.integers(0, 10, 200)
+    monkeypatch.setattr(held_out, "load_raw", lambda *_: (images, labels))
+    monkeypatch.setattr(held_out, "OFFICIAL_TEST", 20)
+    held_out.main(["--repeats", "2", "--epochs", "1", "--out", str(tmp_path)])
+    page, found = results(tmp_path, "held_out")
+    assert "| official test set |" in page
+    assert len(found["random tenth of all images"]["test"]) == 2
