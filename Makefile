@@ -16,10 +16,10 @@ $(VENV)/.installed: pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable .
 	touch $@
 
+# The tests start some hundred processes: each would compile torch and Flower anew where Python
+# may not write bytecode. Some packages ship templates that are not valid Python.
 $(VENV)/.installed-dev: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable '.[dev]'
-	# The tests start some hundred processes: each would compile torch and Flower anew where Python
-	# may not write bytecode. Some packages ship templates that are not valid Python.
 	-$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib
 	touch $@
 

@@ -67,7 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     report = Report(
         "against_flgo",
         "Against FLGo",
-        "python -m benchmarks.against_flgo --data-dir DIR --datasets " + " ".join(parsed.datasets),
+        "python -m benchmarks.against_flgo --data-dir DIR --datasets "
+        f"{' '.join(parsed.datasets)} --repeats {parsed.repeats}",
     )
     report.text(
         "50 clients with equal shares of 60,000 samples (Dirichlet 0.1), buffer of 5, 10 in "

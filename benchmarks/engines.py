@@ -61,6 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parsed = options.parse_args(arguments)
     command = "python -m benchmarks.engines --datasets " + " ".join(parsed.datasets)
     command += " --ray" if parsed.ray else ""
+    command += f" --versions {parsed.versions}" if parsed.versions else ""
+    command += f" --repeats {parsed.repeats}"
     report = Report("engines", "Engines against the bare training loop", command)
     report.text(
         "Uploads per second after a warm-up (start, data, compilation), runs in turn. The bare "

@@ -43,7 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options.add_argument("--epochs", type=int, default=10, help="with each learning rate")
     chosen = options.parse_args(arguments)
     seeds = range(chosen.repeats)
-    report = Report("held_out", "Which images are tested on", "python -m benchmarks.held_out")
+    command = f"python -m benchmarks.held_out --repeats {chosen.repeats} --epochs {chosen.epochs}"
+    report = Report("held_out", "Which images are tested on", command)
     set_threads(1)
     info = dataset_info("fmnist")
     images, labels = load_raw("fmnist", chosen.data_dir)

@@ -108,7 +108,8 @@ class AsyncLoop:
         self.sleep = sleep
         self.perf_counter = perf_counter
         # A grid in this process can tell when something arrives; others have to be polled.
-        self._rest = getattr(grid, "wait", sleep)
+        self._wait = getattr(grid, "wait", None)
+        self._rest = self._wait or sleep
         self.result = Result(arrays=strategy.state.arrays)
         # Train messages by id. What is not answered yet, with the time to give up (in that order),
         # and with the virtual clock also in the order in which the replies will count; what is
@@ -412,9 +413,9 @@ class AsyncLoop:
         if now - self._silent_since >= _WAIT_NOTICE:
             self._silent_since = now
             self._notice(f"{len(self._unanswered)} clients at work")
-        if (wait := getattr(self.grid, "wait", None)) is not None:
+        if self._wait is not None:
             virtual = isinstance(self.strategy.clock, VirtualClock)
-            wait(_LONGEST_PAUSE, _ENOUGH_REPLIES if virtual else 1)
+            self._wait(_LONGEST_PAUSE, _ENOUGH_REPLIES if virtual else 1)
             return
         self.sleep(self._pause)
         self._pause = min(2 * self._pause, _LONGEST_PAUSE)
