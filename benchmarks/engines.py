@@ -101,7 +101,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 f"{dataset}: uploads/s over Flower's Ray engine", faster.median, 2.0, at_least=True
             )
         data[dataset] = {
-            "job": vars(job),
+            # Without the folder of the datasets, which is nobody else's.
+            "job": {key: value for key, value in vars(job).items() if key != "data_dir"},
             "runs": {
                 name: [
                     {
