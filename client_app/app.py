@@ -12,8 +12,9 @@ from flwr.clientapp import ClientApp
 from torch import nn
 
 from client_app.fedpac import train_fedpac
-from fedpsa_strategy.client import make_reply, read_state_dict
+from fedpsa_strategy.client import make_reply
 from fedpsa_strategy.probe import LossFn
+from fedpsa_strategy.state_dicts import read_state_dict
 from task.hardware import resolve_device, set_threads
 from task.tasks import DatasetTask, Task, as_shard, find_task
 from task.training import evaluate as evaluate_model

@@ -6,7 +6,7 @@ Progress lines, JSON files, dashboards and checkpoints subscribe to it; the loop
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 
@@ -25,7 +25,7 @@ class Event:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the event as plain values, its kind first."""
-        return {"event": self.kind, **asdict(self)}
+        return {"event": self.kind, **vars(self)}
 
 
 @dataclass(frozen=True, kw_only=True)

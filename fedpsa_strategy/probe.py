@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from fedpsa_strategy.calibration import Calibration, fingerprint
 from fedpsa_strategy.parameter_sensitivity import sensitivity, trainable_vector
 from fedpsa_strategy.sketch import Sketch
+from fedpsa_strategy.state_dicts import read_state_dict
 
 LossFn = Callable[[Tensor, Tensor], Tensor]
 SIGNALS = ("sensitivity", "parameters")
@@ -244,7 +245,7 @@ class ServerSketch:
 
     def __call__(self, arrays: ArrayRecord) -> list[float]:
         """Return the sketch of these arrays."""
-        self.model.load_state_dict(arrays.to_torch_state_dict())
+        self.model.load_state_dict(read_state_dict(arrays))
         return self.probe(self.model)
 
     def client_config(self) -> dict[str, Any]:

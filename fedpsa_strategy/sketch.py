@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 # Rows of R that share one random word per parameter.
 _GROUP = 16
+# A vector of up to 2^16 numbers is added up per half word of 8 bits.
+_HALF_WORDS = 1 << _GROUP // 2
 # Words of 16 bits in one step of Philox's counter (4 x 64 bits).
 _WORDS_PER_STEP = 16
 # Columns of a Gaussian R that share a Philox stream: a part of R's definition, unlike `block`.
@@ -29,7 +31,7 @@ _PROBED_COLUMNS = 256
 
 @dataclass(frozen=True)
 class Sketch:
-    """Random projection `s~ = R s` of a long vector to `dim` numbers; R is never stored.
+    """Random projection `s~ = R s` of a long vector to `dim` numbers, without storing R.
 
     R (`dim` x `size`) has i.i.d. entries of mean 0 and variance 1/`dim`, so the cosine of two
     sketches estimates the cosine of the two vectors. R depends on nothing but the arguments:
@@ -42,7 +44,7 @@ class Sketch:
     of row `16 g + j` (0 means plus). Parameters with equal words have equal signs in all 16
     rows, so their values are added up per word first, and only those 2^16 sums meet the signs:
     one addition per parameter instead of 16. A vector with fewer entries than there would be
-    sums is added up per half word instead.
+    sums is added up per half word instead, and these are kept for the next call.
 
     Parameters
     ----------
@@ -154,8 +156,9 @@ class Sketch:
         return digest.hexdigest()
 
     def _rademacher(self, values: Any) -> NDArray[np.float64]:
-        width = _GROUP if self.size > 1 << _GROUP else _GROUP // 2
-        sums = [np.zeros(1 << min(rows, width)) for rows in range(self.dim, 0, -width)]
+        if self.size <= 1 << _GROUP:
+            return self._rademacher_of_few(values)
+        sums = [np.zeros(1 << min(rows, _GROUP)) for rows in range(self.dim, 0, -_GROUP)]
         # Whole steps of the generators, which then go on from block to block.
         block = -(-self.block // _WORDS_PER_STEP) * _WORDS_PER_STEP
         generators = [self._philox(group) for group in range(-(-self.dim // _GROUP))]
@@ -166,18 +169,35 @@ class Sketch:
             stop = min(self.size, start + block)
             index, value = index_buffer[: stop - start], value_buffer[: stop - start]
             value[:] = _part(values, start, stop)
-            for part, sums_of_part in enumerate(sums):
-                group, shift = divmod(part * width, _GROUP)
-                if shift == 0:
-                    words = _next_words(generators[group], stop - start)
-                index[:] = words
-                if shift:
-                    index >>= shift
-                if len(sums_of_part) < 1 << _GROUP:
-                    index &= len(sums_of_part) - 1
+            for generator, sums_of_group in zip(generators, sums, strict=True):
+                index[:] = _next_words(generator, stop - start)
+                if len(sums_of_group) < 1 << _GROUP:
+                    index &= len(sums_of_group) - 1
                 # Unlike bincount this continues the sums, in parameter order over all blocks.
-                np.add.at(sums_of_part, index, value)
-        return np.concatenate([_signed_sums(sums_of_part) for sums_of_part in sums])
+                np.add.at(sums_of_group, index, value)
+        return np.concatenate(list(map(_signed_sums, sums)))
+
+    def _rademacher_of_few(self, values: Any) -> NDArray[np.float64]:
+        value = _part(values, 0, self.size).astype(np.float64)
+        sums: list[NDArray[Any]] = [
+            np.bincount(half_words, value, minlength=_HALF_WORDS) for half_words in self._half_words
+        ]
+        terms = np.stack(sums, axis=1)[..., None] * _signs_of_bits(_HALF_WORDS)[:, None]
+        return _fold(terms).reshape(-1)[: self.dim]
+
+    @cached_property
+    def _half_words(self) -> list[NDArray[np.uint8]]:
+        """For each 8 rows, the half word of every parameter, without bits that belong to no row.
+
+        Kept: drawing them anew takes a short sketch longer than the sums do.
+        """
+        found = []
+        for row in range(0, self.dim, _GROUP // 2):
+            group, shift = divmod(row, _GROUP)
+            used = (1 << min(self.dim - row, _GROUP // 2)) - 1
+            words = self._words(group, 0, self.size) >> shift & used
+            found.append(words.astype(np.uint8))
+        return found
 
     def _gaussian(self, values: Any) -> NDArray[np.float64]:
         total = np.zeros(self.dim)
@@ -226,8 +246,6 @@ def _part(vector: Any, start: int, stop: int) -> NDArray[Any]:
 
 def _signed_sums(sums: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return, for each bit, the sum over bins where it is 0 minus the sum where it is 1."""
-    if len(sums) <= 1 << _GROUP // 2:
-        return _fold(_signs_of_bits(len(sums)) * sums[:, None])
     rows = np.empty(len(sums).bit_length() - 1)
     for bit in reversed(range(len(rows))):
         zero, one = np.split(sums, 2)

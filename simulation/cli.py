@@ -47,10 +47,12 @@ def _local(arguments: argparse.Namespace, run_config: RunConfig, clients: int) -
     # Not at the top: it loads torch, for which nobody should wait who asks for --help.
     from simulation.local_engine import num_cores, run_locally
 
-    workers = num_cores() if arguments.workers is None else arguments.workers
-    where = f"{workers} worker processes" if workers else "this process"
-    print(f"Simulating {clients} clients in {where}.", flush=True)
-    return run_locally(run_config, workers=workers, stream=not arguments.quiet)
+    here = arguments.train_here
+    workers = num_cores() - here if arguments.workers is None else arguments.workers
+    places = [f"{workers} worker process{'es' if workers > 1 else ''}"] if workers else []
+    places += ["this process"] if here or not workers else []
+    print(f"Simulating {clients} clients in {' and '.join(places)}.", flush=True)
+    return run_locally(run_config, workers=workers, train_here=here, stream=not arguments.quiet)
 
 
 def _processes(
@@ -89,6 +91,12 @@ def add_run(subparsers: Subparsers) -> None:
         type=at_least_zero,
         metavar="N",
         help="local: processes that train, 0 for none but the server's (default: all cores)",
+    )
+    parser.add_argument(
+        "--train-here",
+        action="store_true",
+        help="local: the server's process trains too, beside the workers, of which there is one"
+        " less by default; quicker, but a client that takes its process down then ends the run",
     )
     parser.add_argument(
         "--cpus",

@@ -30,7 +30,7 @@ from simulation.errors import LaunchFailed, RunFailed
 from simulation.local_identity import SERVER_NODE_ID, act_as, give_id
 from simulation.local_packing import Packed, pack
 from simulation.local_pool import WorkerPool
-from simulation.local_worker import EMPTY_STATE, Runner, Setup, compile_seconds
+from simulation.local_worker import EMPTY_STATE, Runner, Setup, compile_seconds, run_as_node
 from simulation.submit import STOP_REQUEST
 
 log = logging.getLogger("flwr")
@@ -56,6 +56,8 @@ class LocalGrid(Grid):
         that replies are pulled.
     app : str (default: "client_app.app:app")
         The ClientApp, as ``module:attribute``.
+    train_here : bool (default: False)
+        Whether this process executes it as well, beside the workers, instead of waiting for them.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class LocalGrid(Grid):
         *,
         workers: int,
         app: str = CLIENT_APP,
+        train_here: bool = False,
     ) -> None:
         if num_nodes < 1:
             raise ValueError(f"num_nodes is {num_nodes}, but must be at least 1")
@@ -80,7 +83,9 @@ class LocalGrid(Grid):
         self._message_ids = map(str, itertools.count(1))
         self._run: Run | None = None
         self._executor: WorkerPool | InProcess = (
-            WorkerPool(min(workers, num_nodes), setup) if workers else InProcess(setup)
+            WorkerPool(min(workers, num_nodes), setup, train_here=train_here)
+            if workers
+            else InProcess(setup)
         )
 
     @property
@@ -223,14 +228,10 @@ class InProcess:
             return []
         message = self._messages.pop(message_id)
         node_id = message.metadata.dst_node_id
-        act_as(node_id)
-        try:
-            # Packed like on the way to a worker, else a ClientApp that writes into its message
-            # would write into the server's memory.
-            state = self._states.get(node_id, EMPTY_STATE)
-            reply, self._states[node_id] = self._runner.run(pack(message), node_id, state)
-        finally:
-            act_as(SERVER_NODE_ID)
+        # Packed like on the way to a worker, else a ClientApp that writes into its message would
+        # write into the server's memory.
+        state = self._states.get(node_id, EMPTY_STATE)
+        reply, self._states[node_id] = run_as_node(self._runner, pack(message), node_id, state)
         return [reply]
 
     def wait(self, timeout: float, replies: int = 1) -> bool:  # noqa: ARG002
@@ -252,7 +253,11 @@ def num_cores() -> int:
 
 
 def run_locally(
-    run_config: Mapping[str, ConfigValue], *, workers: int, stream: bool = True
+    run_config: Mapping[str, ConfigValue],
+    *,
+    workers: int,
+    train_here: bool = False,
+    stream: bool = True,
 ) -> dict[str, Any]:
     """Run the app on this machine, and leave nothing running.
 
@@ -262,6 +267,9 @@ def run_locally(
         What to change of the app's default run config.
     workers : int
         Processes that train; 0 trains in this one. The results do not depend on it.
+    train_here : bool (default: False)
+        Whether this process trains as well, beside the workers. That is the quickest use of all
+        cores for one run, but a ClientApp that takes its process down then ends the run.
     stream : bool (default: True)
         Whether to show the run's log; warnings are always shown.
 
@@ -287,17 +295,21 @@ def run_locally(
     if settings.run_dir:
         (Path(settings.run_dir) / STOP_REQUEST).unlink(missing_ok=True)
     with _log_level(logging.INFO if stream else logging.WARNING), StopSignals() as signals:
-        summary = _run(settings, workers, signals.requested)
+        summary = _run(settings, workers, train_here, signals.requested)
     if summary["status"] != "completed":
         raise RunFailed(f"The run was {summary['status']}.", summary=summary)
     return summary
 
 
-def _run(settings: Settings, workers: int, stop_fn: Callable[[], bool]) -> dict[str, Any]:
+def _run(
+    settings: Settings, workers: int, train_here: bool, stop_fn: Callable[[], bool]
+) -> dict[str, Any]:
     if settings.step == "compiled":
         log.info("Every worker compiles the training step first: up to a minute, less if cached.")
     try:
-        with LocalGrid(settings.num_clients, settings.to_run_config(), workers=workers) as grid:
+        with LocalGrid(
+            settings.num_clients, settings.to_run_config(), workers=workers, train_here=train_here
+        ) as grid:
             return run_settings(grid, settings, stop_fn)
     except RunFailed:
         raise

@@ -20,7 +20,15 @@ from flwr.app import Error, Message
 
 from simulation.errors import RunFailed
 from simulation.local_packing import Packed, pack, unpack
-from simulation.local_worker import EMPTY_STATE, Outcome, Setup, Task
+from simulation.local_worker import (
+    EMPTY_STATE,
+    Outcome,
+    Runner,
+    Setup,
+    Task,
+    compile_seconds,
+    run_as_node,
+)
 
 log = logging.getLogger("flwr")
 
@@ -71,15 +79,13 @@ class WorkerPool:
         How many processes.
     setup : Setup
         What they execute.
-
-    Attributes
-    ----------
-    compile_seconds : float
-        How long torch.compile has worked, in all workers together.
+    train_here : bool (default: False)
+        Whether this process executes messages too, instead of waiting.
     """
 
-    def __init__(self, num_workers: int, setup: Setup) -> None:
-        self.compile_seconds = 0.0
+    def __init__(self, num_workers: int, setup: Setup, *, train_here: bool = False) -> None:
+        self._compiled = 0.0  # seconds, in all workers together
+        self._own = Runner(setup) if train_here else None
         self._setup = setup
         self._changed = threading.Condition()
         self._pending: deque[Job] = deque()
@@ -101,6 +107,11 @@ class WorkerPool:
         """The process ids of the workers."""
         with self._changed:
             return [worker.process.pid for worker in self._workers]
+
+    @property
+    def compile_seconds(self) -> float:
+        """How long torch.compile has worked, in all processes together."""
+        return self._compiled + compile_seconds()
 
     def submit(self, message: Message) -> None:
         """Take a message to be executed as soon as a worker and the node are free."""
@@ -130,8 +141,11 @@ class WorkerPool:
     def wait(self, timeout: float, replies: int = 1) -> bool:
         """Wait for so many replies that were not there at the last `collect`.
 
-        For fewer when the workers are about to run out of jobs.
+        For fewer when the workers are about to run out of jobs. A process that trains too does not
+        wait while there is a job that no worker has.
         """
+        if self._own is not None and self._execute_next(self._own):
+            return True
         with self._changed:
             self._awaited = replies
             self._changed.wait_for(self._enough, timeout)
@@ -152,6 +166,20 @@ class WorkerPool:
         self._thread.join()
         for worker in workers:
             worker.connection.close()
+
+    def _execute_next(self, runner: Runner) -> bool:
+        """Execute the most urgent job that no worker has in this process, if there is one."""
+        with self._changed:
+            self._check()
+            job = self._take_next()
+        if job is None:
+            return False
+        reply, state = run_as_node(runner, job.message, job.node_id, job.state)
+        with self._changed:
+            self._states[job.node_id] = state
+            self._finish(job, reply)
+            self._dispatch()
+        return True
 
     def _enough(self) -> bool:
         few_jobs = len(self._pending) < len(self._workers)
@@ -184,15 +212,15 @@ class WorkerPool:
                 self._send_next(worker)
 
     def _send_next(self, worker: _WorkerProcess) -> None:
-        if (job := self._next_job()) is not None:
-            job.state = self._states.get(job.node_id, EMPTY_STATE)
-            self._busy_nodes.add(job.node_id)
+        if (job := self._take_next()) is not None:
             worker.send(job)
 
-    def _next_job(self) -> Job | None:
+    def _take_next(self) -> Job | None:
         for index, job in enumerate(self._pending):
             if job.node_id not in self._busy_nodes:
                 del self._pending[index]
+                self._busy_nodes.add(job.node_id)
+                job.state = self._states.get(job.node_id, EMPTY_STATE)
                 return job
         return None
 
@@ -250,7 +278,7 @@ class WorkerPool:
             log.info("Worker %d compiled for %.1f s", worker.index, outcome.compile_seconds)
         with self._changed:
             worker.jobs.popleft()
-            self.compile_seconds += outcome.compile_seconds
+            self._compiled += outcome.compile_seconds
             if state is not None:
                 self._states[job.node_id] = state
             self._finish(job, reply)

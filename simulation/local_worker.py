@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from simulation.local_identity import RUN_ID, act_as
+from simulation.local_identity import RUN_ID, SERVER_NODE_ID, act_as
 from simulation.local_packing import Packed, pack, unpack
 
 CLIENT_APP_RAISED = 2
@@ -116,6 +116,17 @@ class Runner:
         except Exception:
             error = Error(code=CLIENT_APP_RAISED, reason=traceback.format_exc())
             return Message(error, reply_to=instruction), state
+
+
+def run_as_node(
+    runner: Runner, message: Packed, node_id: int, state: Packed
+) -> tuple[Message, Packed]:
+    """Do the same in the server's own process, which is a node for as long as that takes."""
+    act_as(node_id)
+    try:
+        return runner.run(message, node_id, state)
+    finally:
+        act_as(SERVER_NODE_ID)
 
 
 def load_app(reference: str) -> ClientApp:

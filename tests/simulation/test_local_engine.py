@@ -60,7 +60,9 @@ def train(message, context):
     kept = context.state.array_records.get("arrays", ArrayRecord())
     config["value"] = -1
     metrics = MetricRecord(dict(memory))
-    return Message(RecordDict({"metrics": metrics, "arrays": kept}), reply_to=message)
+    place = ConfigRecord({"pid": os.getpid()})
+    content = RecordDict({"metrics": metrics, "arrays": kept, "place": place})
+    return Message(content, reply_to=message)
 """
 
 
@@ -224,6 +226,23 @@ def test_a_worker_that_dies_is_replaced(client_app: str, tmp_path: Path) -> None
 
 
 @pytest.mark.engine
+def test_the_server_trains_beside_its_workers(client_app: str) -> None:
+    pids: set[int] = set()
+    with LocalGrid(6, {}, workers=1, app=client_app, train_here=True) as grid:
+        nodes = sorted(grid.get_node_ids())
+        for turn in range(1, 600):  # until the worker has started
+            messages = [train_message(node, node, seconds=0.02) for node in nodes]
+            replies = list(grid.send_and_receive(messages))
+            # A node remembers, wherever its last message was executed.
+            assert answers(replies) == {node: (turn * node, turn) for node in nodes}
+            pids |= {reply.content["place"]["pid"] for reply in replies}
+            if len(pids) == 2:
+                break
+        assert pids == {os.getpid(), *grid.worker_pids}
+        assert not grid.wait(0.01)
+
+
+@pytest.mark.engine
 def test_waiting_ends_when_a_reply_arrives(client_app: str) -> None:
     with LocalGrid(2, {}, workers=1, app=client_app) as grid:
         first, second = sorted(grid.get_node_ids())
@@ -330,12 +349,13 @@ DIGITS = {
 @pytest.mark.engine
 def test_the_number_of_workers_does_not_change_the_model(tmp_path: Path, marked: Alive) -> None:
     hashes = set()
-    for workers in (0, 1, 2):
-        places = {"run-dir": str(tmp_path / str(workers)), "cache-dir": str(tmp_path / "cache")}
-        summary = run_locally(DIGITS | places, workers=workers, stream=False)
+    for workers, here in ((0, False), (1, False), (2, False), (1, True)):
+        run_dir = tmp_path / f"{workers}-{here}"
+        places = {"run-dir": str(run_dir), "cache-dir": str(tmp_path / "cache")}
+        summary = run_locally(DIGITS | places, workers=workers, train_here=here, stream=False)
         assert not marked()
         assert summary["uploads"] == 6
-        assert summary == json.loads((tmp_path / str(workers) / "summary.json").read_text())
+        assert summary == json.loads((run_dir / "summary.json").read_text())
         hashes.add(summary["model_sha256"])
     assert len(hashes) == 1
 
