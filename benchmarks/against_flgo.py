@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "against_flgo",
         "Against FLGo",
         "python -m benchmarks.against_flgo --data-dir DIR --datasets "
-        f"{' '.join(parsed.datasets)} --repeats {parsed.repeats}",
+        f"{' '.join(parsed.datasets)}{' --ray' if parsed.ray else ''} --repeats {parsed.repeats}",
     )
     report.text(
         "50 clients with equal shares of 60,000 samples (Dirichlet 0.1), buffer of 5, 10 in "
@@ -90,6 +90,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "local engine, 1 worker, FedBuff": partial(on_local_engine, job, 1),
             "local engine, 2 workers, FedBuff": partial(on_local_engine, job, 2),
             "local engine, 2 workers, FedPSA": partial(on_local_engine, psa, 2),
+            "local engine, 2 processes with the server, FedBuff": partial(
+                on_local_engine, job, 2, train_here=True
+            ),
             "bare loop, 1 process": partial(bare, job, 1),
         }
         if parsed.ray:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 from benchmarks.jobs import Job, Measured, bare, on_local_engine, on_ray
@@ -31,14 +33,23 @@ LIMITS = {
 }
 
 
+LOCAL = "local engine"
+HERE = "local engine that trains in the server too"
+
+
 def measure(
     job: Job, repeats: int, *, ray: bool, processes: Sequence[int] = (1, 2)
 ) -> dict[str, list[Measured]]:
     """Run a job on all engines in turn."""
+    fedbuff = replace(job, method="fedbuff")
     cases: dict[str, Callable[[], Measured]] = {}
     for number in processes:
         cases[f"bare loop, {number}"] = partial(bare, job, number)
-        cases[f"local engine, {number}"] = partial(on_local_engine, job, number)
+        cases[f"{LOCAL}, {number}"] = partial(on_local_engine, job, number)
+        if number > 1:
+            here = partial(on_local_engine, train_here=True)
+            cases[f"{HERE}, {number}"] = partial(here, job, number)
+            cases[f"{HERE}, FedBuff, {number}"] = partial(here, fedbuff, number)
     if ray:
         cases[f"Ray engine, {max(processes)}"] = partial(on_ray, job, max(processes))
     found: dict[str, list[Measured]] = {name: [] for name in cases}
@@ -56,51 +67,39 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options.add_argument("--ray", action="store_true", help="also run Flower's Ray engine")
     options.add_argument("--data-dir", default="", help="where the datasets' files are")
     options.add_argument("--versions", type=int, help="versions of a run")
-    options.add_argument("--step", default="compiled", choices=("compiled", "eager"))
+    options.add_argument("--steps", nargs="+", default=["compiled"], choices=("compiled", "eager"))
     options.add_argument("--processes", type=int, nargs="+", default=[1, 2])
     parsed = options.parse_args(arguments)
     command = "python -m benchmarks.engines --datasets " + " ".join(parsed.datasets)
     command += " --ray" if parsed.ray else ""
     command += f" --versions {parsed.versions}" if parsed.versions else ""
+    command += " --steps " + " ".join(parsed.steps)
     command += f" --repeats {parsed.repeats}"
     report = Report("engines", "Engines against the bare training loop", command)
     report.text(
-        "Uploads per second after a warm-up (start, data, compilation), runs in turn. The bare "
-        "loop does the same local training with the same step, and nothing else: no sensitivity, "
-        "no sketch, no messages, no server. Wall time over the bare loop's on the same number of "
-        "processes, by pairs of neighbouring runs. Median and range over the repeats."
+        "Uploads per second after a warm-up (start, data, compilation), runs in turn. FedPSA where "
+        "nothing else is said. The bare loop does the same local training with the same step, and "
+        "nothing else: no sensitivity, no sketch, no messages, no server. Wall time over the bare "
+        "loop's on the same number of processes, by pairs of neighbouring runs. The server is a "
+        "process beside those that train, or, with `--train-here`, one of them. Median and range "
+        "over the repeats."
     )
     data: dict[str, Any] = {}
-    for dataset in parsed.datasets:
-        base = JOBS[dataset]
-        changes = {"data_dir": parsed.data_dir, "step": parsed.step}
+    for dataset, step in product(parsed.datasets, parsed.steps):
+        job = replace(JOBS[dataset], data_dir=parsed.data_dir, step=step)
         if parsed.versions:
-            changes["versions"] = parsed.versions
-        job = Job(**{**vars(base), **changes})
+            job = replace(job, versions=parsed.versions)
         found = measure(job, parsed.repeats, ray=parsed.ray, processes=parsed.processes)
-        rates = {name: [run.uploads_per_second for run in runs] for name, runs in found.items()}
-        rows = []
-        for name, runs in found.items():
-            processes = name.rpartition(" ")[2]
-            over = paired_ratio(rates[f"bare loop, {processes}"], rates[name])
-            memory = max(run.peak_memory for run in runs)
-            rows.append([name, Spread.of(rates[name]).show(), over.show(), with_unit(memory)])
-            limit = LIMITS.get((dataset, processes))
-            if name.startswith("local engine") and limit is not None:
-                what = f"{dataset}: wall time / bare loop, processes: {processes}"
-                report.target(what, over.median, limit)
-        report.table(
-            f"{NAMES[dataset]}: {job.epochs} epochs a task, {job.uploads} uploads",
-            ["engine, processes that train", "uploads/s", "wall time / bare loop", "memory"],
-            rows,
-        )
+        add_to(report, job, found)
         if parsed.ray:
             last = max(parsed.processes)
-            faster = paired_ratio(rates[f"local engine, {last}"], rates[f"Ray engine, {last}"])
-            report.target(
-                f"{dataset}: uploads/s over Flower's Ray engine", faster.median, 2.0, at_least=True
-            )
-        data[dataset] = {
+            rates = [
+                [run.uploads_per_second for run in found[f"{name}, {last}"]]
+                for name in (LOCAL, "Ray engine")
+            ]
+            what = f"{dataset}, {step}: uploads/s over Flower's Ray engine"
+            report.target(what, paired_ratio(*rates).median, 2.0, at_least=True)
+        data[f"{dataset}, {step}"] = {
             # Without the folder of the datasets, which is nobody else's.
             "job": {key: value for key, value in vars(job).items() if key != "data_dir"},
             "runs": {
@@ -117,6 +116,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
         }
     report.data("datasets", data)
     print(report.write(parsed.out).read_text())
+
+
+def add_to(report: Report, job: Job, found: dict[str, list[Measured]]) -> None:
+    """Add the table of a job, and how it stands against the limits."""
+    rates = {name: [run.uploads_per_second for run in runs] for name, runs in found.items()}
+    rows = []
+    for name, runs in found.items():
+        processes = name.rpartition(" ")[2]
+        over = paired_ratio(rates[f"bare loop, {processes}"], rates[name])
+        memory = max(run.peak_memory for run in runs)
+        rows.append([name, Spread.of(rates[name]).show(), over.show(), with_unit(memory)])
+        limit = LIMITS.get((job.dataset, processes))
+        if name.startswith(LOCAL) and limit is not None:
+            report.target(
+                f"{job.dataset}, {job.step}: wall time / bare loop, {name}", over.median, limit
+            )
+    report.table(
+        f"{NAMES[job.dataset]}, {job.step} step: {job.epochs} epochs a task, {job.uploads} uploads",
+        ["engine, processes that train", "uploads/s", "wall time / bare loop", "memory"],
+        rows,
+    )
 
 
 def _parts(run: Measured) -> dict[str, Any]:

@@ -99,9 +99,10 @@ class Measured:
     summary: dict[str, Any] | None = None
 
 
-def on_local_engine(job: Job, workers: int) -> Measured:
-    """Run the job on our local engine."""
-    return _run_app(job, ["--engine", "local", "--workers", str(workers)])
+def on_local_engine(job: Job, processes: int, *, train_here: bool = False) -> Measured:
+    """Run the job on our local engine; of the processes one may be the server's own."""
+    engine = ["--engine", "local", "--workers", str(processes - train_here)]
+    return _run_app(job, engine + ["--train-here"] * train_here)
 
 
 def on_ray(job: Job, cpus: int) -> Measured:

@@ -80,12 +80,16 @@ def test_fresh_client(tmp_path):
 
 @pytest.mark.engine
 def test_engines(tmp_path):
-    arguments = ["--datasets", "digits", "--versions", "2", "--step", "eager", "--repeats", "1"]
-    engines.main([*arguments, "--processes", "1", "--out", str(tmp_path)])
+    arguments = ["--datasets", "digits", "--versions", "2", "--steps", "eager", "--repeats", "1"]
+    engines.main([*arguments, "--processes", "2", "--out", str(tmp_path)])
     _, record = results(tmp_path, "engines")
-    runs = record["datasets"]["digits"]["runs"]
-    assert set(runs) == {"bare loop, 1", "local engine, 1"}
-    assert runs["local engine, 1"][0]["peak_memory"] > 0
+    runs = record["datasets"]["digits, eager"]["runs"]
+    here = "local engine that trains in the server too"
+    assert set(runs) == {"bare loop, 2", "local engine, 2", f"{here}, 2", f"{here}, FedBuff, 2"}
+    assert runs["local engine, 2"][0]["peak_memory"] > 0
+    fedpsa, fedbuff = (runs[f"{here}{method}, 2"][0] for method in ("", ", FedBuff"))
+    assert fedpsa["mean_sensitivity_seconds"]
+    assert not fedbuff["mean_sensitivity_seconds"]
 
 
 @pytest.mark.engine
