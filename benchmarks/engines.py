@@ -69,13 +69,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options.add_argument("--versions", type=int, help="versions of a run")
     options.add_argument("--steps", nargs="+", default=["compiled"], choices=("compiled", "eager"))
     options.add_argument("--processes", type=int, nargs="+", default=[1, 2])
+    options.add_argument("--label", default="", help="write to engines-LABEL, beside other pages")
     parsed = options.parse_args(arguments)
     command = "python -m benchmarks.engines --datasets " + " ".join(parsed.datasets)
     command += " --ray" if parsed.ray else ""
     command += f" --versions {parsed.versions}" if parsed.versions else ""
     command += " --steps " + " ".join(parsed.steps)
     command += f" --repeats {parsed.repeats}"
-    report = Report("engines", "Engines against the bare training loop", command)
+    command += " --processes " + " ".join(map(str, parsed.processes))
+    command += f" --label {parsed.label}" if parsed.label else ""
+    name = f"engines-{parsed.label}" if parsed.label else "engines"
+    report = Report(name, "Engines against the bare training loop", command)
     report.text(
         "Uploads per second after a warm-up (start, data, compilation), runs in turn. FedPSA where "
         "nothing else is said. The bare loop does the same local training with the same step, and "
