@@ -62,6 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options.add_argument("--data-dir", type=Path, required=True, help="the datasets' files")
     options.add_argument("--ray", action="store_true", help="also run Flower's Ray engine")
     options.add_argument("--versions", type=int, help="versions of a run")
+    options.add_argument("--label", default="", help="write to against_flgo-LABEL")
     parsed = options.parse_args(arguments)
     python = environment()
     report = Report(
@@ -69,6 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "Against FLGo",
         "python -m benchmarks.against_flgo --data-dir DIR --datasets "
         f"{' '.join(parsed.datasets)}{' --ray' if parsed.ray else ''} --repeats {parsed.repeats}",
+        parsed.label,
     )
     report.text(
         "50 clients with equal shares of 60,000 samples (Dirichlet 0.1), buffer of 5, 10 in "

@@ -77,9 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     command += " --steps " + " ".join(parsed.steps)
     command += f" --repeats {parsed.repeats}"
     command += " --processes " + " ".join(map(str, parsed.processes))
-    command += f" --label {parsed.label}" if parsed.label else ""
-    name = f"engines-{parsed.label}" if parsed.label else "engines"
-    report = Report(name, "Engines against the bare training loop", command)
+    report = Report("engines", "Engines against the bare training loop", command, parsed.label)
     report.text(
         "Uploads per second after a warm-up (start, data, compilation), runs in turn. FedPSA where "
         "nothing else is said. The bare loop does the same local training with the same step, and "

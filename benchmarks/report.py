@@ -52,9 +52,13 @@ class Report:
         Heading of the page.
     command : str
         What the reader types to get a page of the same kind.
+    label : str (default: "")
+        Word behind the name, for a page beside others of the same kind.
     """
 
-    def __init__(self, name: str, title: str, command: str) -> None:
+    def __init__(self, name: str, title: str, command: str, label: str = "") -> None:
+        if label:
+            name, command = f"{name}-{label}", f"{command} --label {label}"
         self.name = name
         self._start = describe()
         self._parts = [f"# {title}"]
