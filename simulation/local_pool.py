@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import signal
 import socket
@@ -36,11 +37,13 @@ CLIENT_APP_CRASHED = 8
 """Flower's error code for a ClientApp that took its process with it."""
 
 _MOST_CRASHES = 3  # of one task, or of workers that did not even start
+_WAITING_BYTES = 64 * 2**10  # of a job that may wait in the socket of a worker that is busy
+_SOCKET_BYTES = 4 * _WAITING_BYTES
 _HELD_BYTES = 64 * 2**20  # data of big arrays that a worker keeps in case they are needed again
 _GRACE = 1.0  # seconds between the request to end and the end by force
 
 
-@dataclass
+@dataclass(eq=False)
 class Job:
     """A message to a node, until its reply is there."""
 
@@ -165,15 +168,16 @@ class WorkerPool:
         # The ends of the workers are what wakes it up.
         self._thread.join()
         for worker in workers:
-            worker.connection.close()
+            worker.close()
 
     def _execute_next(self, runner: Runner) -> bool:
         """Execute the most urgent job that no worker has in this process, if there is one."""
         with self._changed:
             self._check()
-            job = self._take_next()
-        if job is None:
-            return False
+            job = self._next_job()
+            if job is None:
+                return False
+            self._claim(job)
         reply, state = run_as_node(runner, job.message, job.node_id, job.state)
         with self._changed:
             self._states[job.node_id] = state
@@ -204,25 +208,31 @@ class WorkerPool:
             if worker.ready and not worker.jobs:
                 self._send_next(worker)
         # A second job lets a worker go on at once. But it ties that job to this worker, also if
-        # another one is free earlier or more urgent jobs come in: so only out of plenty.
+        # another one is free earlier or more urgent jobs come in: so only out of plenty. And it
+        # has to fit into the socket, because a worker that is busy does not read.
         for worker in self._workers:
             if len(self._pending) <= len(self._workers):
                 return
             if len(worker.jobs) == 1:
-                self._send_next(worker)
+                self._send_next(worker, _WAITING_BYTES)
 
-    def _send_next(self, worker: _WorkerProcess) -> None:
-        if (job := self._take_next()) is not None:
+    def _send_next(self, worker: _WorkerProcess, most_bytes: float = math.inf) -> None:
+        job = self._next_job()
+        if job is not None and worker.bytes_to_send(job) <= most_bytes:
+            self._claim(job)
             worker.send(job)
 
-    def _take_next(self) -> Job | None:
-        for index, job in enumerate(self._pending):
+    def _next_job(self) -> Job | None:
+        """Return the most urgent job whose node is free, with the node's state."""
+        for job in self._pending:
             if job.node_id not in self._busy_nodes:
-                del self._pending[index]
-                self._busy_nodes.add(job.node_id)
                 job.state = self._states.get(job.node_id, EMPTY_STATE)
                 return job
         return None
+
+    def _claim(self, job: Job) -> None:
+        self._pending.remove(job)
+        self._busy_nodes.add(job.node_id)
 
     def _finish(self, job: Job, reply: Message | Packed) -> None:
         self._done[job.message_id] = reply
@@ -303,7 +313,7 @@ class WorkerPool:
                 self._finish(job, Message(error, reply_to=job.instruction))
         self._busy_nodes -= {job.node_id for job in jobs}
         self._pending.extendleft(reversed(jobs))
-        worker.connection.close()
+        worker.close()
         self._workers[worker.index] = _WorkerProcess(worker.index, self._setup)
         self._go_on()
 
@@ -322,13 +332,18 @@ class _WorkerProcess:
         self._held: OrderedDict[int, bytes] = OrderedDict()  # by id, least recently used first
         self._held_bytes = 0
         ours, theirs = socket.socketpair()
+        for end in (ours, theirs):
+            for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+                end.setsockopt(socket.SOL_SOCKET, option, _SOCKET_BYTES)
+        their_lifeline, self._lifeline = map(os.fdopen, os.pipe(), "rw")
         root = str(Path(__file__).resolve().parents[1])
         search = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
-        with theirs:
+        files = (theirs.fileno(), their_lifeline.fileno())
+        with theirs, their_lifeline:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "simulation.local_worker", str(theirs.fileno())],
+                [sys.executable, "-m", "simulation.local_worker", *map(str, files)],
                 stdin=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
+                pass_fds=files,
                 env=os.environ | {"PYTHONPATH": search},
                 # Ctrl-C is for the server, which ends its workers itself; and a worker's own
                 # children, such as compilers, can be ended together with it.
@@ -336,6 +351,11 @@ class _WorkerProcess:
             )
         self.connection = Connection(ours.detach())
         self.connection.send((sys.path, asdict(setup)))
+
+    def bytes_to_send(self, job: Job) -> int:
+        """Return how much the worker would have to be sent for a job."""
+        new = {id(data): len(data) for data in job.buffers if id(data) not in self._held}
+        return len(job.message.payload) + len(job.state.payload) + sum(new.values())
 
     def send(self, job: Job) -> None:
         """Send a job, with the data that the worker does not hold yet."""
@@ -397,6 +417,11 @@ class _WorkerProcess:
         """End the process, and those it started."""
         self._signal(signal.SIGKILL)
         self.process.wait()
+
+    def close(self) -> None:
+        """Close our ends of what led to a process that has ended."""
+        self.connection.close()
+        self._lifeline.close()
 
     def describe_end(self) -> str:
         """Say how the process ended."""

@@ -1,7 +1,7 @@
 """What executes the ClientApp: in a worker process, or in the server's own.
 
-As a program, it is a worker process. It gets its tasks through a socket, whose number is its only
-argument, and ends when the other end of the socket is closed: no worker outlives its server.
+As a program, it is a worker process. Its arguments are the numbers of two files: a socket, through
+which it gets its tasks, and a pipe that only the server keeps open: no worker outlives its server.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-import queue
 import signal
 import sys
 import threading
@@ -185,14 +184,14 @@ class _Worker:
                 self._connection.send_bytes(data)
 
 
-def _read(connection: Connection, tasks: queue.SimpleQueue[tuple[Task, list[bytes]]]) -> None:
-    """Take tasks from the socket while another one is being worked on, until it is closed."""
-    try:
-        while True:
-            task = Task(*connection.recv())
-            tasks.put((task, [connection.recv_bytes() for _ in task.new]))
-    finally:
-        _end()
+def _end_with_server(lifeline: int) -> None:
+    """Wait for the end of the server, which never writes here, and end too: whatever is going on.
+
+    The thread that waits sleeps all the time. One that also took in the next tasks would ask for
+    Python's lock again and again while another thread trains.
+    """
+    os.read(lifeline, 1)
+    _end()
 
 
 def _end() -> None:
@@ -203,12 +202,11 @@ def _end() -> None:
     os._exit(1)
 
 
-def main(file_descriptor: int) -> None:
+def main(file_descriptor: int, lifeline: int) -> None:
     """Be a worker: load the ClientApp, then execute one task after the other."""
+    threading.Thread(target=_end_with_server, args=(lifeline,), daemon=True).start()
     connection = Connection(file_descriptor)
     sys.path[:], setup = connection.recv()
-    tasks: queue.SimpleQueue[tuple[Task, list[bytes]]] = queue.SimpleQueue()
-    threading.Thread(target=_read, args=(connection, tasks), daemon=True).start()
     try:
         runner = Runner(Setup(**setup))
     except Exception as error:
@@ -218,9 +216,10 @@ def main(file_descriptor: int) -> None:
     connection.send(None)
     worker = _Worker(connection, runner)
     while True:
-        worker.run(*tasks.get())
+        task = Task(*connection.recv())
+        worker.run(task, [connection.recv_bytes() for _ in task.new])
 
 
 if __name__ == "__main__":
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
-        main(int(sys.argv[1]))
+        main(*map(int, sys.argv[1:]))
