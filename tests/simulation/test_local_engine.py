@@ -27,7 +27,8 @@ CLIENT = """
 import os, signal, time
 from pathlib import Path
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 app = ClientApp()
@@ -58,6 +59,8 @@ def train(message, context):
     if "arrays" in message.content:
         context.state["arrays"] = message.content["arrays"]
     kept = context.state.array_records.get("arrays", ArrayRecord())
+    if "reply-size" in config:
+        kept = ArrayRecord({"new": Array(np.full(config["reply-size"], config["value"]))})
     config["value"] = -1
     metrics = MetricRecord(dict(memory))
     place = ConfigRecord({"pid": os.getpid()})
@@ -262,6 +265,25 @@ def test_waiting_ends_when_a_reply_arrives(client_app: str) -> None:
         assert list(grid.send_and_receive([train_message(first, seconds=60.0)], timeout=0.1)) == []
         pids = grid.worker_pids
     assert not alive(pids)
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("size", [5_000, 500_000])
+def test_a_busy_worker_and_its_server_never_wait_for_each_other(client_app: str, size: int) -> None:
+    # A message that waits at the worker, while its reply to another fills the way back.
+    with LocalGrid(6, {}, workers=1, app=client_app) as grid:
+        messages = [
+            train_message(node, node, **{"reply-size": 500_000, "seconds": 0.02})
+            for node in sorted(grid.get_node_ids())
+        ]
+        for message in messages:
+            array = Array(np.full(size, message.metadata.dst_node_id, np.float64))
+            message.content["arrays"] = ArrayRecord({"big": array})
+        replies = list(grid.send_and_receive(messages, timeout=120))
+        assert len(replies) == len(messages)
+        for reply in replies:
+            values = reply.content["arrays"]["new"].numpy()
+            assert values.tolist() == [reply.metadata.src_node_id] * 500_000
 
 
 @pytest.mark.engine
