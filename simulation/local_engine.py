@@ -268,8 +268,8 @@ def run_locally(
     workers : int
         Processes that train; 0 trains in this one. The results do not depend on it.
     train_here : bool (default: False)
-        Whether this process trains as well, beside the workers. That is the quickest use of all
-        cores for one run, but a ClientApp that takes its process down then ends the run.
+        Whether this process trains as well, beside the workers, so that none only waits. A
+        ClientApp that takes its process down then ends the run.
     stream : bool (default: True)
         Whether to show the run's log; warnings are always shown.
 

@@ -120,7 +120,7 @@ class Runner:
 def run_as_node(
     runner: Runner, message: Packed, node_id: int, state: Packed
 ) -> tuple[Message, Packed]:
-    """Do the same in the server's own process, which is a node for as long as that takes."""
+    """Execute a message in the server's own process, which is the node for as long as it takes."""
     act_as(node_id)
     try:
         return runner.run(message, node_id, state)
