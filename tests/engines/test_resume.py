@@ -1,5 +1,6 @@
 """A process that is killed at any moment: what is on disk then is enough to go on as if never."""
 
+import os
 import random
 import signal
 import subprocess
@@ -7,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from real_runs import APP, check_same, config, events, newest_checkpoint, wait_for
+from real_runs import APP, check_same, config, events, newest_checkpoint
 
 from simulation.errors import RunFailed
 from simulation.experiments.scheduler import set_options
@@ -15,9 +16,11 @@ from simulation.local_engine import run_locally
 
 pytestmark = pytest.mark.engine
 
+RUN_AND_DIE = str(Path(__file__).with_name("run_and_die.py"))
+
 # Every third version is saved, so that almost always something has happened since.
 ROUNDS = {
-    "num-server-rounds": 60,
+    "num-server-rounds": 90,
     "num-clients": 6,
     "evaluate-every": 20,
     "checkpoint-versions": 3,
@@ -25,29 +28,20 @@ ROUNDS = {
 }
 
 
-def kill_after(settings, more_uploads):
-    """Run in a process of its own and kill it a little after it has made so many more uploads."""
-    run_dir = settings["run-dir"]
-    done = len(events(run_dir, "upload"))
-    process = subprocess.Popen(
+def kill_after(settings, more_uploads, chance=None):
+    """Run in a process of its own that is killed a little after it has made so many uploads."""
+    delay = (chance or random.Random(0)).uniform(0, 0.01)
+    process = subprocess.run(
         [
-            *(sys.executable, "-m", "simulation", "run", "--engine", "local", "--workers", "0"),
-            *("--quiet", *set_options(settings)),
+            *(sys.executable, RUN_AND_DIE, str(more_uploads), str(delay)),
+            *("run", "--engine", "local", "--workers", "0", "--quiet", *set_options(settings)),
         ],
         cwd=APP,
+        env=os.environ | {"PYTHONPATH": str(APP)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-
-    def there():
-        # A run that goes on first cuts off what it does not know: then there are fewer.
-        return process.poll() is not None or (
-            len(events(run_dir, "upload")) >= done + more_uploads and checkpoints(run_dir)
-        )
-
-    wait_for(there, what="uploads")
-    process.kill()
-    assert process.wait() == -signal.SIGKILL, "the run ended before it was killed"
+    assert process.returncode == -signal.SIGKILL, "the run ended before it was killed"
 
 
 def checkpoints(run_dir):
@@ -61,9 +55,9 @@ def test_a_run_that_is_killed_again_and_again_ends_in_the_same_bits(tmp_path, st
     settings = config(tmp_path, **rounds)
     resume = settings | {"resume": "true"}
     chance = random.Random(strategy)
-    kill_after(settings, chance.randint(10, 30))
+    kill_after(settings, chance.randint(10, 30), chance)
     for _ in range(2):
-        kill_after(resume, chance.randint(5, 25))
+        kill_after(resume, chance.randint(5, 25), chance)
     # Whatever happened after the checkpoint did not happen: nothing of it is counted twice.
     saved = newest_checkpoint(settings["run-dir"])
     assert saved["uploads"] <= len(events(settings["run-dir"], "upload"))
@@ -75,7 +69,7 @@ def test_a_damaged_checkpoint_falls_back_and_a_changed_setting_is_refused_by_nam
     settings = config(tmp_path, **ROUNDS)
     resume = settings | {"resume": "true"}
     kill_after(settings, 30)
-    before, newest = checkpoints(settings["run-dir"])
+    *_, before, newest = checkpoints(settings["run-dir"])
     newest.write_bytes(newest.read_bytes()[:-1])
 
     log = (Path(settings["run-dir"]) / "events.jsonl").read_bytes()
