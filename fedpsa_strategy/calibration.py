@@ -127,11 +127,20 @@ class Calibration:
         Returns
         -------
         tuple of two tensors
-            Copies of inputs and targets.
+            Copies of inputs and targets, the same ones for every call: not to be written to.
         """
         import torch
 
-        return torch.tensor(self.inputs, device=device), torch.tensor(self.targets, device=device)
+        if device not in self._tensors:
+            self._tensors[device] = (
+                torch.tensor(self.inputs, device=device),
+                torch.tensor(self.targets, device=device),
+            )
+        return self._tensors[device]
+
+    @cached_property
+    def _tensors(self) -> dict[str, tuple[Tensor, Tensor]]:
+        return {}
 
     @cached_property
     def fingerprint(self) -> str:

@@ -28,6 +28,8 @@ def make_reply(
     metrics: Mapping[str, Any] | None = None,
     context: Context | None = None,
     loss_fn: LossFn | None = None,
+    before: Mapping[str, Tensor] | None = None,
+    compiled: bool = False,
     arrays_key: str = "arrays",
     config_key: str = "config",
 ) -> Message:
@@ -51,11 +53,16 @@ def make_reply(
         The node's context, where a calibration batch that was sent is kept.
     loss_fn : Callable[[Tensor, Tensor], Tensor] (default: None)
         Per-sample loss for the sensitivity; None is cross-entropy.
+    before : Mapping[str, Tensor] (default: None)
+        w as tensors, from whoever has read the message already.
+    compiled : bool (default: False)
+        Whether compiled code computes the sensitivity; see `Probe`.
     arrays_key, config_key : str
         Keys of the records in the message.
     """
     config = cast(ConfigRecord, message.content[config_key])
-    before = read_state_dict(cast(ArrayRecord, message.content[arrays_key]))
+    if before is None:
+        before = read_state_dict(cast(ArrayRecord, message.content[arrays_key]))
     after = model.state_dict()
     delta = _rounded(
         _difference(before, after),
@@ -64,14 +71,15 @@ def make_reply(
     record = MetricRecord({**(metrics or {}), "num-examples": num_examples})
     if "sketch-dim" in config:
         started = time.perf_counter()
-        probe = Probe.from_config(
-            config, arrays=_calibration(message, context, config), loss_fn=loss_fn
-        )
+        arrays = _calibration(message, context, config)
+        probe = Probe.from_config(config, arrays=arrays, loss_fn=loss_fn, compiled=compiled)
         _set_to_sum(after, before, delta)
         record["sketch"] = probe(model)
         record["sensitivity-seconds"] = time.perf_counter() - started
-    arrays = {key: write_array(value) for key, value in _as_sent(delta).items()}
-    content = RecordDict({arrays_key: ArrayRecord(arrays), "metrics": record})
+    update = ArrayRecord()  # one that is made from a dict makes every array again
+    for key, value in _as_sent(delta).items():
+        update[key] = write_array(value)
+    content = RecordDict({arrays_key: update, "metrics": record})
     return Message(content, reply_to=message)
 
 

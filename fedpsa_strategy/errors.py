@@ -25,3 +25,7 @@ class AllClientsFailedError(FedPSAError):
 
 class DivergedError(FedPSAError):
     """The global model is no longer usable (non-finite numbers)."""
+
+
+class CompilationError(FedPSAError, RuntimeError):
+    """Code that was to be compiled could not be."""

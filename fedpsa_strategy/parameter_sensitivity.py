@@ -29,7 +29,7 @@ _FEW_PLACES = 16
 _SHAPES_SEEN: WeakKeyDictionary[nn.Module, set[tuple[tuple[int, ...], ...]]] = WeakKeyDictionary()
 
 
-class _Moments(NamedTuple):
+class Moments(NamedTuple):
     """Sums over the samples of one parameter's per-sample gradients and of their squares."""
 
     gradient: Tensor
@@ -89,25 +89,12 @@ def sensitivity(
         If the batch is empty, inputs and targets differ in length, or `loss_fn` does not return
         one loss per sample.
     """
-    samples = len(inputs)
-    if samples == 0 or len(targets) != samples:
-        raise ValueError(
-            "inputs and targets must have the same number of samples, at least 1, "
-            f"not {samples} and {len(targets)}"
-        )
+    moments = gradient_moments(model, inputs, targets, loss_fn, memory_limit=memory_limit)
     parameters = [p for p in model.parameters() if p.requires_grad]
     if not parameters:
         return torch.zeros(0, device=inputs.device)
-    device = parameters[0].device
-    batch = inputs.detach().to(device), targets.detach().to(device)
-    loss_fn = loss_fn or partial(functional.cross_entropy, reduction="none")
-    cuda = [device] if device.type == "cuda" else []
-    with _evaluation(model), torch.enable_grad(), torch.random.fork_rng(devices=cuda):
-        moments = _moments_from_hooks(model, loss_fn, batch, memory_limit)
-        if moments is None:
-            moments = _moments_from_vmap(model, loss_fn, batch, memory_limit)
-    sizes = [p.numel() for p in parameters]
-    result = torch.zeros(sum(sizes), device=device)
+    samples, sizes = len(inputs), [p.numel() for p in parameters]
+    result = torch.zeros(sum(sizes), device=parameters[0].device)
     for parameter, part in zip(parameters, torch.split(result, sizes), strict=True):
         if parameter in moments:  # else the loss does not depend on it
             gradient, square = moments[parameter]
@@ -116,6 +103,42 @@ def sensitivity(
             square.mul_(value).mul_(-0.5 / samples).add_(gradient, alpha=1 / samples)
             part.copy_(square.mul_(value).abs_().flatten())
     return result
+
+
+def gradient_moments(
+    model: nn.Module,
+    inputs: Tensor,
+    targets: Tensor,
+    loss_fn: LossFunction | None = None,
+    *,
+    memory_limit: int = 64 * 2**20,
+) -> dict[nn.Parameter, Moments]:
+    """Return the first two moments of every trainable parameter's per-sample gradients.
+
+    Parameters on which the loss does not depend are left out.
+
+    Parameters
+    ----------
+    model, inputs, targets, loss_fn, memory_limit
+        See `sensitivity`.
+    """
+    if len(inputs) == 0 or len(targets) != len(inputs):
+        raise ValueError(
+            "inputs and targets must have the same number of samples, at least 1, "
+            f"not {len(inputs)} and {len(targets)}"
+        )
+    device = next((p.device for p in model.parameters() if p.requires_grad), None)
+    if device is None:
+        return {}
+    # A copy: a forward pass may write into its inputs, and the batch has to stay the same.
+    batch = inputs.detach().to(device, copy=True), targets.detach().to(device)
+    loss_fn = loss_fn or partial(functional.cross_entropy, reduction="none")
+    cuda = [device] if device.type == "cuda" else []
+    with _evaluation(model), torch.enable_grad(), torch.random.fork_rng(devices=cuda):
+        moments = _moments_from_hooks(model, loss_fn, batch, memory_limit)
+        if moments is None:
+            moments = _moments_from_vmap(model, loss_fn, batch, memory_limit)
+    return moments
 
 
 def trainable_vector(model: nn.Module) -> Tensor:
@@ -162,7 +185,7 @@ def _losses(
 
 def _moments_from_vmap(
     model: nn.Module, loss_fn: LossFunction, batch: tuple[Tensor, Tensor], memory_limit: int
-) -> dict[nn.Parameter, _Moments]:
+) -> dict[nn.Parameter, Moments]:
     """Per-sample gradients of all parameters at once, from a vectorised `grad`."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     # All names of tied weights, but only one path to a shared layer: `functional_call` finds the
@@ -182,7 +205,7 @@ def _moments_from_vmap(
 
     gradients_of = torch.func.vmap(torch.func.grad(loss_of_one), randomness="different")
     chunk = _chunk(memory_limit, sum(p.numel() for p in parameters))
-    total: dict[nn.Parameter, _Moments] = {}
+    total: dict[nn.Parameter, Moments] = {}
     for inputs, targets in zip(*(torch.split(tensor, chunk) for tensor in batch), strict=True):
         # Each sample has its own (expanded) parameters, because recurrent layers write into
         # results of the parameters alone, which fails if only the inputs are vectorised.
@@ -197,7 +220,7 @@ def _moments_from_vmap(
 
 def _moments_from_hooks(
     model: nn.Module, loss_fn: LossFunction, batch: tuple[Tensor, Tensor], memory_limit: int
-) -> dict[nn.Parameter, _Moments] | None:
+) -> dict[nn.Parameter, Moments] | None:
     """Gradients from layer inputs and output gradients, or None if that could be wrong."""
     owners = _owners(model)
     if owners is None:
@@ -219,7 +242,7 @@ def _moments_from_hooks(
         return None
 
     delta_of = dict(zip(modules, deltas, strict=True))
-    total: dict[nn.Parameter, _Moments] = {}
+    total: dict[nn.Parameter, Moments] = {}
     for parameter, (module, name) in used.items():
         # Squares of half-precision gradients would underflow.
         dtype = torch.promote_types(parameter.dtype, torch.float32)
@@ -255,11 +278,11 @@ def _chunk(memory_limit: int, floats_per_sample: int) -> int:
     return max(1, memory_limit // (4 * floats_per_sample))
 
 
-def _added(total: _Moments | None, gradients: Tensor) -> _Moments:
+def _added(total: Moments | None, gradients: Tensor) -> Moments:
     """Add the per-sample gradients of some samples to their moments."""
     gradients = gradients.to(torch.promote_types(gradients.dtype, torch.float32))
-    moments = _Moments(gradients.sum(0), gradients.square().sum(0))
-    return moments if total is None else _Moments(*map(torch.add, total, moments))
+    moments = Moments(gradients.sum(0), gradients.square().sum(0))
+    return moments if total is None else Moments(*map(torch.add, total, moments))
 
 
 def _owners(model: nn.Module) -> dict[nn.Parameter, tuple[nn.Module, str]] | None:
@@ -339,7 +362,7 @@ def _rows_are_samples(
     return True
 
 
-_MomentsRule = Callable[[Any, str, Tensor, Tensor, int], _Moments]
+_MomentsRule = Callable[[Any, str, Tensor, Tensor, int], Moments]
 _GradientRule = Callable[[Any, str, Tensor, Tensor], Tensor]
 
 
@@ -348,7 +371,7 @@ def _in_chunks(gradients_of: _GradientRule) -> _MomentsRule:
 
     def moments_of(
         module: nn.Module, name: str, activation: Tensor, delta: Tensor, memory_limit: int
-    ) -> _Moments:
+    ) -> Moments:
         parameter: Tensor = getattr(module, name)
         floats_per_sample = max(parameter.numel(), activation[0].numel())
         chunk = _chunk(min(memory_limit, _CACHE), floats_per_sample)
@@ -370,22 +393,22 @@ def _linear(module: nn.Linear, name: str, activation: Tensor, delta: Tensor) -> 
 
 def _linear_moments(
     module: nn.Linear, name: str, activation: Tensor, delta: Tensor, memory_limit: int
-) -> _Moments:
+) -> Moments:
     if activation.dim() > 2:
         return _in_chunks(_linear)(module, name, activation, delta, memory_limit)
     if name == "bias":
-        return _Moments(delta.sum(0), delta.square().sum(0))
+        return Moments(delta.sum(0), delta.square().sum(0))
     return _outer_moments(delta, activation)
 
 
-def _outer_moments(delta: Tensor, activation: Tensor) -> _Moments:
+def _outer_moments(delta: Tensor, activation: Tensor) -> Moments:
     # The gradient of one sample is the outer product of δ and a, its square that of δ² and a².
-    return _Moments(delta.T @ activation, delta.square().T @ activation.square())
+    return Moments(delta.T @ activation, delta.square().T @ activation.square())
 
 
 def _convolution_moments(
     module: nn.Conv2d, name: str, activation: Tensor, delta: Tensor, memory_limit: int
-) -> _Moments:
+) -> Moments:
     """Where a kernel meets few places, go sample by sample through products of its patches.
 
     Grouped convolutions take up to seventy times as long there.
@@ -407,8 +430,8 @@ def _convolution_moments(
             torch.mm(one_delta, one_patches.T, out=gradient)
             square.addcmul_(gradient, gradient)
         rows = delta.transpose(0, 1).flatten(1)
-        moments = _Moments(rows @ patches.transpose(1, 2).flatten(0, 1), square)
-    return _Moments(*(moment.reshape(shape) for moment in moments))
+        moments = Moments(rows @ patches.transpose(1, 2).flatten(0, 1), square)
+    return Moments(*(moment.reshape(shape) for moment in moments))
 
 
 def _convolution(
@@ -464,14 +487,14 @@ def _embedding_moments(
     activation: Tensor,
     delta: Tensor,
     memory_limit: int,  # noqa: ARG001
-) -> _Moments:
+) -> Moments:
     """Only the rows of tokens that occur in a sample: all rows of all samples would be huge."""
     tokens = activation.reshape(len(activation), -1)
     vocabulary = module.num_embeddings
     first_key = vocabulary * torch.arange(len(tokens), device=tokens.device)
     keys, row = torch.unique(first_key[:, None] + tokens, return_inverse=True)
     gradients = _rows_added(delta.reshape(-1, delta.shape[-1]), row, len(keys))
-    moments = _Moments(
+    moments = Moments(
         _rows_added(gradients, keys % vocabulary, vocabulary),
         _rows_added(gradients.square(), keys % vocabulary, vocabulary),
     )

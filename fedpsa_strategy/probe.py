@@ -45,6 +45,9 @@ class Probe:
     recipe : Mapping[str, Any] (default: None)
         Arguments of `Calibration.gaussian` with which a node draws the batch itself; without them
         the batch has to be sent as arrays.
+    compiled : bool (default: False)
+        Whether the sensitivities of a small model are computed by compiled code, which rounds
+        differently; see `fedpsa_strategy.compiled_sensitivity`.
     """
 
     calibration: Calibration
@@ -52,6 +55,7 @@ class Probe:
     signal: str = "sensitivity"
     loss_fn: LossFn | None = None
     recipe: Mapping[str, Any] | None = field(default=None, compare=False)
+    compiled: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         if self.signal not in SIGNALS:
@@ -73,6 +77,7 @@ class Probe:
         kind: str = "rademacher",
         signal: str = "sensitivity",
         loss_fn: LossFn | None = None,
+        compiled: bool = False,
     ) -> Probe:
         """Make a probe with a Gaussian calibration batch that every node can draw by itself.
 
@@ -102,6 +107,8 @@ class Probe:
             See `Probe`.
         loss_fn : Callable[[Tensor, Tensor], Tensor] (default: None)
             See `Probe`.
+        compiled : bool (default: False)
+            See `Probe`.
         """
         recipe: dict[str, Any] = {
             "shape": tuple(shape),
@@ -112,7 +119,8 @@ class Probe:
             "target_shape": tuple(target_shape),
         }
         sketch = Sketch(num_trainable(model), dim, sketch_seed, kind)  # type: ignore[arg-type]
-        return cls(Calibration.gaussian(**recipe), sketch, signal, loss_fn, recipe)
+        batch = Calibration.gaussian(**recipe)
+        return cls(batch, sketch, signal, loss_fn, recipe, compiled=compiled)
 
     def __call__(self, model: nn.Module) -> list[float]:
         """Return the sketch of a model."""
@@ -121,8 +129,18 @@ class Probe:
         else:
             device = next(model.parameters()).device
             inputs, targets = self.calibration.tensors(str(device))
-            vector = sensitivity(model, inputs, targets, self.loss_fn)
-        return [float(value) for value in self.sketch(vector)]
+            vector = self._sensitivity(model, inputs, targets, self.loss_fn)
+        sketch: list[float] = self.sketch(vector).tolist()
+        return sketch
+
+    @property
+    def _sensitivity(self) -> Callable[..., Tensor]:
+        if not self.compiled:
+            return sensitivity
+        # Only where it is wanted: fresh processes pay for what they import.
+        from fedpsa_strategy.compiled_sensitivity import compiled_sensitivity
+
+        return compiled_sensitivity
 
     def sketch_fn(self, model: nn.Module) -> ServerSketch:
         """Return the server's half for `FedPSA(sketch_fn=...)`; `model` is used as a workspace."""
@@ -180,6 +198,7 @@ class Probe:
         *,
         arrays: ArrayRecord | None = None,
         loss_fn: LossFn | None = None,
+        compiled: bool = False,
     ) -> Probe:
         """Rebuild the server's probe from a train message's config.
 
@@ -191,13 +210,15 @@ class Probe:
             The calibration batch, for the transport "arrays".
         loss_fn : Callable[[Tensor, Tensor], Tensor] (default: None)
             See `Probe`.
+        compiled : bool (default: False)
+            See `Probe`.
 
         Raises
         ------
         ProbeError
             When the config lacks something, or this node's R or D_b is not the server's.
         """
-        values: dict[str, Any] = dict(config)
+        values: Mapping[str, Any] = config
         try:
             if values["calibration-transport"] == "arrays":
                 if arrays is None:
@@ -213,7 +234,8 @@ class Probe:
                     tuple(values["calibration-target-shape"]),
                 )
             sketch = _sketch(*(values[f"sketch-{key}"] for key in ("size", "dim", "seed", "kind")))
-            probe = cls(calibration, sketch, str(values["sketch-signal"]), loss_fn)
+            signal = str(values["sketch-signal"])
+            probe = cls(calibration, sketch, signal, loss_fn, compiled=compiled)
             expected = values["fingerprint"]
         except KeyError as error:
             raise ProbeError(

@@ -102,6 +102,8 @@ def _size(value: bool | int | float | str | bytes) -> int:
 
 def squared_norm(vector: Vector) -> float:
     """Return Σ x², with the same bits on any number of threads."""
+    if len(vector) == 0:  # a model without float buffers
+        return 0.0
     whole = len(vector) // _NORM_BLOCK * _NORM_BLOCK
     with np.errstate(over="ignore", invalid="ignore"):
         # einsum sums by itself, not through a multi-threaded BLAS whose order may vary.

@@ -517,7 +517,7 @@ class AsyncStrategy(Strategy):
 
     def task_config(self, task: Task, config: ConfigRecord) -> ConfigRecord:
         """Return the config of a train message: a function of the task and `config` alone."""
-        record = ConfigRecord(dict(config))
+        record = config.copy()
         if isinstance(lr := record.get("lr"), float):
             exponent = (
                 task.version
@@ -687,7 +687,7 @@ class AsyncStrategy(Strategy):
                 num_examples=update.num_examples,
                 squared_norm=update.squared_norm,
                 num_bytes=reply.num_bytes,
-                metrics=dict(scalars),
+                metrics=dict(scalars.items()),
                 report=self.rule.report,
             )
         )

@@ -108,9 +108,9 @@ class EventLog:
 
     def __call__(self, event: Event) -> None:
         """Append the event."""
-        line = _plain(event.to_dict()) | {"wall": round(self._wall(), 3)}
+        line = _to_json(event.to_dict() | {"wall": round(self._wall(), 3)})
         failed_before = bool(self._pending)
-        self._pending += json.dumps(line).encode() + b"\n"
+        self._pending += line.encode() + b"\n"
         try:
             written = self._file.write(self._pending)
             if written != len(self._pending):
@@ -150,6 +150,13 @@ def model_sha256(arrays: ArrayRecord) -> str:
         digest.update(f"{key} {values.dtype.str} {values.shape}\n".encode())
         digest.update(values.tobytes())
     return digest.hexdigest()
+
+
+def _to_json(values: dict[str, Any]) -> str:
+    try:
+        return json.dumps(values, allow_nan=False)
+    except (TypeError, ValueError):  # seldom, so that nearly no line is looked through twice
+        return json.dumps(_plain(values))
 
 
 def _plain(value: Any) -> Any:

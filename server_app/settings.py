@@ -93,7 +93,10 @@ class Settings:
     local_epochs: int = _setting(5, "epochs of local training per task", least=1)
     batch_size: int = _setting(64, "samples per local step", least=1)
     step: str = _setting(
-        "eager", "training step: eager, or compiled by torch.compile", choices=("eager", "compiled")
+        "eager",
+        "training step: eager, or compiled by torch.compile (for small models; convolutions gain "
+        "nothing)",
+        choices=("eager", "compiled"),
     )
     update_dtype: str = _setting(
         "float32",

@@ -243,6 +243,7 @@ class InProcess:
     def close(self) -> None:
         """Drop what was not executed."""
         self._messages.clear()
+        self._runner.close()
 
 
 def num_cores() -> int:

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import math
 import os
+import pickle
 import signal
 import socket
 import subprocess
@@ -14,12 +15,13 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from pathlib import Path
 
 from flwr.app import Error, Message
 
 from simulation.errors import RunFailed
+from simulation.local_channel import Channel
 from simulation.local_packing import Packed, pack, unpack
 from simulation.local_worker import (
     EMPTY_STATE,
@@ -72,8 +74,8 @@ class Job:
 class WorkerPool:
     """Executes messages in worker processes.
 
-    While there is plenty to do, every worker has its next job waiting beside the one it works on. A
-    node has one job at a time, because a job starts from the state in which the node's last one
+    While there is plenty to do, every worker has its next job waiting beside the one it works on.
+    A node has one job at a time, because a job starts from the state in which the node's last one
     left it. A worker that dies is replaced and its jobs are done again.
 
     Parameters
@@ -169,6 +171,8 @@ class WorkerPool:
         self._thread.join()
         for worker in workers:
             worker.close()
+        if self._own is not None:
+            self._own.close()
 
     def _execute_next(self, runner: Runner) -> bool:
         """Execute the most urgent job that no worker has in this process, if there is one."""
@@ -253,14 +257,11 @@ class WorkerPool:
     def _serve(self) -> None:
         """Take replies as they come, and hand out the next jobs."""
         while True:
-            by_connection = {worker.connection: worker for worker in self._workers}
-            for connection in wait(list(by_connection)):
-                worker = by_connection[connection]  # type: ignore[index]
+            by_file = {worker.channel.fileno(): worker for worker in self._workers}
+            for file in wait(list(by_file)):
+                worker = by_file[file]  # type: ignore[index]
                 try:
-                    if worker.ready:
-                        self._take_outcome(worker)
-                    else:
-                        self._take_greeting(worker)
+                    self._take_all(worker)
                 except (EOFError, OSError):
                     worker.kill()
                     with self._changed:
@@ -271,16 +272,27 @@ class WorkerPool:
                 if self._closing or self._failure:
                     return
 
+    def _take_all(self, worker: _WorkerProcess) -> None:
+        """Take one message of a worker, and those that came with it."""
+        while True:
+            if worker.ready:
+                self._take_outcome(worker)
+            else:
+                self._take_greeting(worker)
+            if not worker.channel.has_more:
+                return
+
     def _take_greeting(self, worker: _WorkerProcess) -> None:
         """Hear from a new worker that it is ready, or that the app cannot be loaded."""
-        problem = worker.connection.recv()
+        problem = worker.channel.receive()
         with self._changed:
-            if problem is None:
+            if problem:
+                text = problem[0].decode()
+                self._fail(f"The client app {self._setup.app} cannot be loaded: {text}")
+            else:
                 worker.ready = True
                 self._failed_starts = 0
                 self._dispatch()
-            else:
-                self._fail(f"The client app {self._setup.app} cannot be loaded: {problem}")
 
     def _take_outcome(self, worker: _WorkerProcess) -> None:
         job, outcome, reply, state = worker.receive()
@@ -349,8 +361,8 @@ class _WorkerProcess:
                 # children, such as compilers, can be ended together with it.
                 start_new_session=True,
             )
-        self.connection = Connection(ours.detach())
-        self.connection.send((sys.path, asdict(setup)))
+        self.channel = Channel(ours)
+        self.channel.send([pickle.dumps(sys.path), pickle.dumps(asdict(setup))])
 
     def bytes_to_send(self, job: Job) -> int:
         """Return how much the worker would have to be sent for a job."""
@@ -383,19 +395,19 @@ class _WorkerProcess:
         )
         # One that died in the meantime is noticed where its replies are awaited.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            self.connection.send(tuple(task))
-            for key in new:
-                self.connection.send_bytes(needed[key])
+            self.channel.send([pickle.dumps(tuple(task)), *(needed[key] for key in new)])
 
     def receive(self) -> tuple[Job, Outcome, Packed, Packed | None]:
         """Receive what came of the first job: the reply, and the node's state if it changed."""
-        outcome = Outcome(*self.connection.recv())
+        first, *new = self.channel.receive()
+        outcome = Outcome(*pickle.loads(first))
         job = self.jobs[0]
         assert outcome.number == job.number
         sent = {id(data): data for data in job.buffers}
+        new_data = iter(new)
 
         def buffers(keys: list[int | None]) -> tuple[bytes, ...]:
-            return tuple(self.connection.recv_bytes() if key is None else sent[key] for key in keys)
+            return tuple(next(new_data) if key is None else sent[key] for key in keys)
 
         reply = Packed(outcome.message, buffers(outcome.message_keys))
         if outcome.state is None:
@@ -420,7 +432,7 @@ class _WorkerProcess:
 
     def close(self) -> None:
         """Close our ends of what led to a process that has ended."""
-        self.connection.close()
+        self.channel.close()
         self._lifeline.close()
 
     def describe_end(self) -> str:

@@ -7,20 +7,23 @@ which it gets its tasks, and a pipe that only the server keeps open: no worker o
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import os
+import pickle
 import signal
+import socket
 import sys
 import threading
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from simulation.local_channel import Channel
 from simulation.local_identity import RUN_ID, SERVER_NODE_ID, act_as
 from simulation.local_packing import Packed, pack, unpack
 
@@ -93,6 +96,8 @@ class Runner:
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
         self._app = load_app(setup.app)
+        self._compiled = compile_seconds()
+        self._has_frozen = False
 
     def run(self, message: Packed, node_id: int, state: Packed) -> tuple[Message, Packed]:
         """Return the reply to a message, and the node's state after it.
@@ -100,21 +105,39 @@ class Runner:
         An exception in the ClientApp becomes an error reply, and leaves the state as it was.
         """
         instruction: Message = unpack(message)
+        nothing_kept = state == EMPTY_STATE  # nearly always, and then nothing has to be packed
         context = Context(
             run_id=RUN_ID,
             node_id=node_id,
             node_config=dict(self._setup.node_configs[node_id]),
-            state=unpack(state),
+            state=RecordDict() if nothing_kept else unpack(state),
             run_config=dict(self._setup.run_config),
         )
         try:
             reply = self._app(message=instruction, context=context)
             if not isinstance(reply, Message):
                 raise TypeError(f"the ClientApp returned a {type(reply).__name__}, not a Message")
-            return reply, pack(context.state)
+            self._keep_what_compilers_leave()
+            return reply, state if nothing_kept and not context.state else pack(context.state)
         except Exception:
             error = Error(code=CLIENT_APP_RAISED, reason=traceback.format_exc())
             return Message(error, reply_to=instruction), state
+
+    def _keep_what_compilers_leave(self) -> None:
+        """Take what a compiler made out of the search for garbage: it stays as long as the process.
+
+        There is so much of it that one look at all takes as long as twenty tasks of a small model.
+        """
+        if (seconds := compile_seconds()) > self._compiled:
+            self._compiled = seconds
+            gc.collect()
+            gc.freeze()
+            self._has_frozen = True
+
+    def close(self) -> None:
+        """Let garbage be looked for everywhere again."""
+        if self._has_frozen:
+            gc.unfreeze()
 
 
 def run_as_node(
@@ -139,18 +162,23 @@ def load_app(reference: str) -> ClientApp:
 
 def compile_seconds() -> float:
     """Return how long torch.compile has worked in this process."""
+    seconds = 0.0
+    # Looked up, not imported: whoever compiles nothing need not wait for the import.
+    sensitivity: Any = sys.modules.get("fedpsa_strategy.compiled_sensitivity")
+    if sensitivity is not None:
+        seconds += sensitivity.compile_seconds()
     dynamo: Any = sys.modules.get("torch._dynamo.utils")
-    if dynamo is None:
-        return 0.0
-    # What its compile_times() reports, without going through a hundred other durations each time.
-    return float(sum(dynamo.compilation_time_metrics.get("_compile.compile_inner", ())))
+    if dynamo is not None:
+        # What its compile_times() reports, without going through a hundred other durations.
+        seconds += sum(dynamo.compilation_time_metrics.get("_compile.compile_inner", ()))
+    return seconds
 
 
 class _Worker:
     """The worker's side of the socket."""
 
-    def __init__(self, connection: Connection, runner: Runner) -> None:
-        self._connection = connection
+    def __init__(self, channel: Channel, runner: Runner) -> None:
+        self._channel = channel
         self._runner = runner
         self._held: dict[int, bytes] = {}
         self._compiled = 0.0
@@ -178,10 +206,8 @@ class _Worker:
             state_keys=[known.get(id(data)) for data in states],
             compile_seconds=self._compiled - before,
         )
-        self._connection.send(tuple(outcome))
-        for data in (*packed.buffers, *states):
-            if id(data) not in known:
-                self._connection.send_bytes(data)
+        new_data = [data for data in (*packed.buffers, *states) if id(data) not in known]
+        self._channel.send([pickle.dumps(tuple(outcome)), *new_data])
 
 
 def _end_with_server(lifeline: int) -> None:
@@ -205,19 +231,19 @@ def _end() -> None:
 def main(file_descriptor: int, lifeline: int) -> None:
     """Be a worker: load the ClientApp, then execute one task after the other."""
     threading.Thread(target=_end_with_server, args=(lifeline,), daemon=True).start()
-    connection = Connection(file_descriptor)
-    sys.path[:], setup = connection.recv()
+    channel = Channel(socket.socket(fileno=file_descriptor))
+    sys.path[:], setup = map(pickle.loads, channel.receive())
     try:
         runner = Runner(Setup(**setup))
     except Exception as error:
         traceback.print_exc()
-        connection.send(f"{type(error).__name__}: {error}")
+        channel.send([f"{type(error).__name__}: {error}".encode()])
         return
-    connection.send(None)
-    worker = _Worker(connection, runner)
+    channel.send([])
+    worker = _Worker(channel, runner)
     while True:
-        task = Task(*connection.recv())
-        worker.run(task, [connection.recv_bytes() for _ in task.new])
+        task, *new = channel.receive()
+        worker.run(Task(*pickle.loads(task)), new)
 
 
 if __name__ == "__main__":

@@ -146,14 +146,14 @@ def _source(
     dataset: str, test_fraction: float, seed: int, data_dir: str | Path, cache_dir: str | Path
 ) -> "_Source":
     # A worker asks for every task, and finding the folders takes longer than finding the shard.
-    surroundings = (Path.cwd(), *map(os.environ.get, _FOLDER_VARIABLES))
+    surroundings = (os.getcwd(), *map(os.environ.get, _FOLDER_VARIABLES))  # noqa: PTH109
     folders = _folders(str(data_dir), str(cache_dir), surroundings)
     return _Source(dataset_info(dataset), float(test_fraction), seed, *folders)
 
 
 @lru_cache(maxsize=16)
 def _folders(
-    data_dir: str, cache_dir: str, _surroundings: tuple[Path | str | None, ...]
+    data_dir: str, cache_dir: str, _surroundings: tuple[str | None, ...]
 ) -> tuple[Path, Path]:
     return resolve_data_dir(data_dir), resolve_cache_dir(cache_dir)
 

@@ -91,3 +91,22 @@ def test_it_learns(summaries):
     losses = [e["metrics"]["loss"] for e in events if e["event"] == "evaluate"]
     assert len(losses) == 3
     assert losses[-1] < losses[0]
+
+
+@pytest.mark.slow
+def test_the_compiled_step_gives_the_same_model_on_every_engine(summaries, tmp_path):
+    def config(name):
+        return SMALL | {"step": "compiled", "run-dir": str(tmp_path / name)}
+
+    compiled = {
+        "local-0": run_locally(config("local-0"), workers=0),
+        "local-1": run_locally(config("local-1"), workers=1, train_here=True),
+        "ray": run_on_ray(APP, config("ray"), num_clients=NUM_CLIENTS, num_cpus=1),
+        "grpc": run_on_processes(APP, config("grpc"), num_nodes=NUM_CLIENTS),
+    }
+    hashes = {name: summary["model_sha256"] for name, summary in compiled.items()}
+    assert len(set(hashes.values())) == 1, hashes
+    # Not that of the eager step: else training would have run eagerly.
+    assert hashes["ray"] != summaries["ray-1"]["model_sha256"]
+    kappas = [summary["mean_kappa"] for summary in (compiled["grpc"], summaries["grpc"])]
+    assert kappas[0] == pytest.approx(kappas[1], rel=1e-3)

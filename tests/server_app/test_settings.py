@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from server_app.build import make_probe, make_task
 from server_app.settings import Settings, SettingsError, key_of
 
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
@@ -65,3 +66,11 @@ def test_impossible_settings_are_refused_with_key_value_and_what_is_allowed(conf
         Settings.from_run_config(config)
     for part in parts:
         assert part in str(error.value)
+
+
+@pytest.mark.parametrize("calibration", ["gaussian", "real"])
+@pytest.mark.parametrize("step", ["eager", "compiled"])
+def test_the_step_decides_what_computes_the_sensitivity(tmp_path, calibration, step):
+    settings = Settings(calibration=calibration, step=step, cache_dir=str(tmp_path))
+    task = make_task(settings)
+    assert make_probe(settings, task, task.make_model(0)).compiled == (step == "compiled")

@@ -1,12 +1,13 @@
 """The local engine: a grid that executes the ClientApp in worker processes."""
 
+import gc
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
-from simulation import cli, local_pool
+from simulation import cli, local_pool, local_worker
 from simulation.errors import LaunchFailed, RunFailed
+from simulation.local_channel import Channel
 from simulation.local_engine import LocalGrid, run_locally
 from simulation.local_packing import pack, unpack
 from simulation.process_table import list_processes
@@ -158,15 +160,39 @@ def test_nodes_know_who_they_are_and_remember(client_app: str, workers: int, mar
 
 
 @pytest.mark.engine
+@pytest.mark.parametrize("train_here", [False, True])
+def test_garbage_is_not_looked_for_in_what_compilers_made(
+    client_app: str, monkeypatch: pytest.MonkeyPatch, train_here: bool
+) -> None:
+    seconds = [1.0]
+    monkeypatch.setattr(local_worker, "compile_seconds", lambda: seconds[0])
+    assert gc.get_freeze_count() == 0
+    with LocalGrid(3, {}, workers=int(train_here), app=client_app, train_here=train_here) as grid:
+        nodes = sorted(grid.get_node_ids())
+        messages = [train_message(node) for node in nodes]
+        assert len(list(grid.send_and_receive(messages))) == 3
+        assert gc.get_freeze_count() == 0  # what was there before is not the grid's
+        seconds[0] = 2.0
+        wait_until(lambda: _freezes(grid, nodes))
+    assert gc.get_freeze_count() == 0
+
+
+def _freezes(grid: LocalGrid, nodes: list[int]) -> bool:
+    """Let all nodes work once more; one of them has to be executed in this process."""
+    assert len(list(grid.send_and_receive([train_message(node) for node in nodes]))) == 3
+    return gc.get_freeze_count() > 0
+
+
+@pytest.mark.engine
 def test_big_arrays_travel_once(client_app: str, monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[int] = []
 
-    class Counting(local_pool.Connection):  # type: ignore[name-defined,misc]
-        def send_bytes(self, buf: Any, *args: Any) -> None:
-            sent.append(len(buf))
-            super().send_bytes(buf, *args)
+    class Counting(Channel):
+        def send(self, strings: Sequence[bytes]) -> None:
+            sent.extend(map(len, strings[1:]))
+            super().send(strings)
 
-    monkeypatch.setattr(local_pool, "Connection", Counting)
+    monkeypatch.setattr(local_pool, "Channel", Counting)
     monkeypatch.setattr(local_pool, "_HELD_BYTES", 150_000)
 
     def model(value: float) -> ArrayRecord:

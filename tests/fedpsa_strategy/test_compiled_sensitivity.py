@@ -1,0 +1,263 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from fedpsa_strategy import Probe, compiled_sensitivity, errors
+from fedpsa_strategy.compiled_sensitivity import compile_seconds
+from fedpsa_strategy.compiled_sensitivity import compiled_sensitivity as compiled
+from fedpsa_strategy.parameter_sensitivity import sensitivity
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Perceptron(nn.Module):
+    """Two layers, one parameter that is not trained, and a buffer that the output depends on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 5)
+        self.dropout = nn.Dropout(0.5)
+        self.second = nn.Linear(5, 3)
+        self.second.bias.requires_grad_(False)
+        self.register_buffer("scale", torch.tensor(2.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the logits."""
+        return self.second(self.dropout(torch.relu(self.first(x * self.scale))))
+
+
+def batch(classes: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(8, 6, generator=generator)
+    return x, torch.randint(classes, (8,), generator=generator)
+
+
+def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
+    assert found.shape == expected.shape
+    assert found.dtype == expected.dtype
+    assert not found.requires_grad
+    assert expected.abs().max() > 0
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6 * float(expected.max()))
+
+
+def test_it_is_the_sensitivity_also_of_the_next_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model, (x, y) = Perceptron(), batch()
+    assert model.training
+    before = compile_seconds()
+    assert_close(compiled(model, x, y), sensitivity(model, x, y))
+    assert compile_seconds() > before
+    assert model.training
+    assert not any(module._forward_hooks for module in model.modules())
+    # Other parameters, another buffer, another batch: none of them is part of the code.
+    monkeypatch.setattr(compiled_sensitivity, "_compile", None)
+    before = compile_seconds()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter))
+        model.scale.fill_(0.5)
+    assert_close(compiled(model, x, y), sensitivity(model, x, y))
+    assert_close(compiled(model, -x, y.flip(0)), sensitivity(model, -x, y.flip(0)))
+    # The same bits every time.
+    assert torch.equal(compiled(model, x, y), compiled(model, x, y))
+    assert compile_seconds() == before
+
+
+def test_a_loss_of_ones_own() -> None:
+    def squared_error(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return functional.mse_loss(outputs, targets, reduction="none")
+
+    torch.manual_seed(0)
+    model, x, y = nn.Linear(6, 3), batch()[0], torch.randn(8, 3)
+    assert_close(compiled(model, x, y, squared_error), sensitivity(model, x, y, squared_error))
+
+
+class Shared(nn.Module):
+    """One layer under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 6)
+        self.again = self.first
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the logits."""
+        return self.again(torch.relu(self.first(x)))
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        nn.Sequential(nn.Conv1d(1, 2, 3), nn.Flatten(), nn.Linear(8, 3)),
+        nn.Sequential(nn.Linear(6, 2**15), nn.Linear(2**15, 3)),
+        Shared(),
+    ],
+    ids=["other layers", "large", "shared"],
+)
+def test_models_that_do_not_suit_are_not_compiled(
+    model: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiled_sensitivity, "_compile", None)
+    x, y = batch()
+    if isinstance(model, nn.Sequential) and isinstance(model[0], nn.Conv1d):
+        x = x[:, None]
+    for _ in range(2):
+        assert torch.equal(compiled(model, x, y), sensitivity(model, x, y))
+    assert all(type(parameter) is nn.Parameter for parameter in model.parameters())
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.message for record in caplog.records if record.name == "flwr"]
+
+
+def recorded_only(graph: Any, arguments: list[Any]) -> Any:
+    """Stand in for the compiler: the operations as they were recorded."""
+    return graph
+
+
+class Scaled(nn.Module):
+    """Knows a tensor that is neither parameter nor buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+        self.mean = torch.tensor(0.13)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the logits."""
+        return self.layer(x - self.mean)
+
+
+def test_what_cannot_be_recorded_is_computed_as_usual(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(compiled_sensitivity, "_compile_graph", recorded_only)
+    model, (x, y) = Scaled(), batch()
+    for _ in range(2):
+        assert torch.equal(compiled(model, x, y), sensitivity(model, x, y))
+    (warning,) = warnings_of(caplog)
+    assert "Scaled" in warning
+    assert "cannot be recorded" in warning
+
+
+def test_code_that_computes_something_else_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def wrong(graph: Any, arguments: list[Any]) -> Any:
+        return lambda *tensors: 1.01 * graph(*tensors)
+
+    monkeypatch.setattr(compiled_sensitivity, "_compile_graph", wrong)
+    model, (x, y) = nn.Linear(6, 3), batch()
+    for _ in range(2):
+        assert torch.equal(compiled(model, x, y), sensitivity(model, x, y))
+    (warning,) = warnings_of(caplog)
+    assert "off by" in warning
+
+
+def test_a_loss_with_tensors_of_its_own_is_no_part_of_the_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(compiled_sensitivity, "_compile_graph", recorded_only)
+    loss_fn = nn.CrossEntropyLoss(reduction="none")
+    loss_fn.register_buffer("unused", torch.ones(2))
+    model, (x, y) = nn.Linear(6, 3), batch()
+    assert_close(compiled(model, x, y, loss_fn), sensitivity(model, x, y, loss_fn))
+
+
+def test_a_mistake_of_the_user_is_told_as_such() -> None:
+    model, (x, y) = nn.Linear(6, 3), batch()
+    with pytest.raises(ValueError, match="one loss per sample"):
+        compiled(model, x, y, functional.cross_entropy)
+
+
+def test_other_types_and_losses_are_other_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    def counting(graph: Any, arguments: list[Any]) -> Any:
+        made.append(arguments)
+        return graph
+
+    monkeypatch.setattr(compiled_sensitivity, "_compile_graph", counting)
+    model, (x, y) = nn.Linear(6, 3), batch()
+    compiled(model, x, y)
+    compiled(model, x, y)
+    assert len(made) == 1
+    model.double()
+    assert_close(compiled(model, x.double(), y), sensitivity(model, x.double(), y))
+    assert len(made) == 2
+    # Who brings a new loss every time gets his numbers, but not a compiler's time for ever.
+    for _ in range(20):
+        compiled(
+            model, x.double(), y, lambda *args: functional.cross_entropy(*args, reduction="none")
+        )
+    assert len(made) == compiled_sensitivity._MOST_VARIANTS
+
+
+def test_a_probe_compiles_when_it_is_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fake(model: nn.Module, *_: object) -> torch.Tensor:
+        return torch.ones(sum(p.numel() for p in model.parameters()))
+
+    monkeypatch.setattr(compiled_sensitivity, "compiled_sensitivity", fake)
+    model = nn.Linear(6, 3)
+    plain, other = (
+        Probe.gaussian(model, (6,), num_classes=3, compiled=compiled) for compiled in (False, True)
+    )
+    assert other.fingerprint == plain.fingerprint
+    assert other(model) == other.sketch(torch.ones(21)).tolist()
+    assert plain(model) != other(model)
+
+
+@pytest.mark.slow
+def test_a_missing_compiler_is_a_clear_error(tmp_path: Path) -> None:
+    script = (
+        "import torch\n"
+        "from fedpsa_strategy.compiled_sensitivity import compiled_sensitivity\n"
+        "from fedpsa_strategy.errors import CompilationError\n"
+        "try:\n"
+        "    compiled_sensitivity(torch.nn.Linear(6, 3), torch.zeros(8, 6), torch.arange(8) % 3)\n"
+        "except CompilationError as error:\n"
+        "    print(error)\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=ROOT,
+        env={
+            **{key: value for key, value in os.environ.items() if key != "CXX"},
+            "PATH": str(tmp_path),
+            "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    assert "compiler" in result.stdout
+    assert 'step = "eager"' in result.stdout
+    assert issubclass(errors.CompilationError, errors.FedPSAError)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_model_that_writes_into_its_input_does_not_change_the_batch(
+    monkeypatch: pytest.MonkeyPatch, compiled: bool
+) -> None:
+    class Writing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(6, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            """Return the logits."""
+            x -= 0.5
+            return self.layer(x)
+
+    monkeypatch.setattr(compiled_sensitivity, "_compile_graph", recorded_only)
+    model = Writing()
+    probe = Probe.gaussian(model, (6,), num_classes=3, compiled=compiled)
+    assert probe(model) == probe(model)
