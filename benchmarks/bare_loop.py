@@ -7,7 +7,9 @@ took. Its batches, its order of samples and its training step are those of a run
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import os
 import sys
 import time
 
@@ -29,6 +31,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--step", default="compiled")
     parser.add_argument("--data-dir", default="")
+    parser.add_argument("--endless", action="store_true", help="go on, and write a byte per task")
     options = parser.parse_args()
     torch.set_num_threads(1)
 
@@ -53,6 +56,10 @@ def main() -> None:
 
     with compiler_settings(options.step):
         train(0)
+        if options.endless:
+            for number in itertools.count():
+                train(number)
+                os.write(sys.stdout.fileno(), b".")
         print("ready", flush=True)
         sys.stdin.readline()
         started, cpu_started = time.perf_counter(), time.process_time()

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,8 @@ class Job:
         Where the dataset's files are.
     test_fraction : float (default: 0.1)
         Share of the samples that nobody trains on.
+    clock : str (default: "virtual")
+        The run's clock.
     """
 
     dataset: str
@@ -55,11 +58,16 @@ class Job:
     method: str = "fedpsa"
     data_dir: str = ""
     test_fraction: float = 0.1
+    clock: str = "virtual"
 
     @property
     def uploads(self) -> int:
         """Uploads that count."""
         return 5 * self.versions
+
+    def described(self) -> dict[str, Any]:
+        """Return all of it but the folder of the datasets, which is nobody else's."""
+        return {key: value for key, value in vars(self).items() if key != "data_dir"}
 
     def run_config(self, run_dir: Path) -> dict[str, Any]:
         """Return the run config of the job."""
@@ -73,6 +81,7 @@ class Job:
             "step": self.step,
             "num-server-rounds": self.versions + -(-self.warm_up // 5),
             "virtual-days": 0.0,
+            "clock": self.clock,
             "evaluate-every": 50,
             "device": "cpu",
             "data-dir": self.data_dir,
@@ -101,21 +110,33 @@ class Measured:
 
 def on_local_engine(job: Job, processes: int, *, train_here: bool = False) -> Measured:
     """Run the job on our local engine; of the processes one may be the server's own."""
-    engine = ["--engine", "local", "--workers", str(processes - train_here)]
-    return _run_app(job, engine + ["--train-here"] * train_here)
+    return _run_app(job, partial(local_command, job, processes, train_here=train_here))
 
 
 def on_ray(job: Job, cpus: int) -> Measured:
     """Run the job on Flower's simulation engine."""
-    return _run_app(job, ["--engine", "ray", "--cpus", str(cpus)])
+    return _run_app(job, partial(_command, job, ["--engine", "ray", "--cpus", str(cpus)]))
 
 
-def _run_app(job: Job, engine: Sequence[str]) -> Measured:
+def local_command(
+    job: Job, processes: int, run_dir: Path, *, train_here: bool = False
+) -> list[str]:
+    """Return the command that runs the job on our local engine."""
+    engine = ["--engine", "local", "--workers", str(processes - train_here)]
+    return _command(job, engine + ["--train-here"] * train_here, run_dir)
+
+
+def _command(job: Job, engine: Sequence[str], run_dir: Path) -> list[str]:
+    command = [sys.executable, "-m", "simulation", "run", "--quiet", *engine]
+    for key, value in job.run_config(run_dir).items():
+        command += ["--set", f"{key}={json.dumps(value) if value != '' else ''}"]
+    return command
+
+
+def _run_app(job: Job, command_for: Callable[[Path], list[str]]) -> Measured:
     with tempfile.TemporaryDirectory() as folder:
         run_dir = Path(folder) / "run"
-        command = [sys.executable, "-m", "simulation", "run", "--quiet", *engine]
-        for key, value in job.run_config(run_dir).items():
-            command += ["--set", f"{key}={json.dumps(value) if value != '' else ''}"]
+        command = command_for(run_dir)
         with _memory_of_children() as peak:
             done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         if done.returncode:
@@ -131,11 +152,7 @@ def _run_app(job: Job, engine: Sequence[str]) -> Measured:
 def bare(job: Job, processes: int) -> Measured:
     """Do the same local training in bare loops, one in each process."""
     tasks = -(-job.uploads // processes)
-    command = [
-        *(sys.executable, "-m", "benchmarks.bare_loop", "--dataset", job.dataset),
-        *("--tasks", str(tasks), "--clients", str(job.clients), "--epochs", str(job.epochs)),
-        *("--step", job.step, "--data-dir", job.data_dir),
-    ]
+    command = bare_command(job, tasks)
     started = [
         subprocess.Popen(
             command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -161,6 +178,15 @@ def bare(job: Job, processes: int) -> Measured:
     return Measured(tasks * processes / seconds, memory)
 
 
+def bare_command(job: Job, tasks: int) -> list[str]:
+    """Return the command of one bare loop."""
+    return [
+        *(sys.executable, "-m", "benchmarks.bare_loop", "--dataset", job.dataset),
+        *("--tasks", str(tasks), "--clients", str(job.clients), "--epochs", str(job.epochs)),
+        *("--step", job.step, "--data-dir", job.data_dir),
+    ]
+
+
 @contextmanager
 def _memory_of_children() -> Iterator[Callable[[], int]]:
     """Watch the memory of all processes that descend from this one."""
@@ -168,7 +194,7 @@ def _memory_of_children() -> Iterator[Callable[[], int]]:
 
     def watch() -> None:
         while not done.wait(_SAMPLE_INTERVAL):
-            peak[0] = max(peak[0], sum(map(_memory, _descendants())))
+            peak[0] = max(peak[0], sum(map(_memory, descendants(os.getpid()))))
 
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()
@@ -179,11 +205,12 @@ def _memory_of_children() -> Iterator[Callable[[], int]]:
         thread.join()
 
 
-def _descendants() -> list[int]:
+def descendants(pid: int) -> list[int]:
+    """Return the processes that a process has started, and those they have, and so on."""
     children: dict[int, list[int]] = {}
     for process in list_processes():
         children.setdefault(process.parent, []).append(process.pid)
-    found, waiting = [], [os.getpid()]
+    found, waiting = [], [pid]
     while waiting:
         more = children.get(waiting.pop(), [])
         found += more

@@ -1,11 +1,13 @@
 """The benchmarks run, at a scale at which their numbers mean nothing."""
 
 import json
+import os
 
 import numpy as np
 import pytest
 
-from benchmarks import engines, fresh_client, growth, held_out, server, sketch, traffic
+from benchmarks import engines, fresh_client, growth, held_out, server, sketch, slices, traffic
+from benchmarks.jobs import descendants
 from benchmarks.measure import Spread, interleave, paired_ratio, peak_memory
 from benchmarks.report import Report
 
@@ -79,13 +81,28 @@ def test_fresh_client(tmp_path):
 
 
 @pytest.mark.engine
+def test_slices(tmp_path):
+    arguments = ["--dataset", "digits", "--seconds", "0.3", "--repeats", "2", "--processes", "1"]
+    before = set(descendants(os.getpid()))
+    slices.main([*arguments, "--out", str(tmp_path)])
+    _, record = results(tmp_path, "slices")
+    names = ["bare loop, 1", "local engine, FedPSA, 1", "local engine, FedBuff, 1"]
+    assert list(record["rates"]) == names
+    assert all(len(rates) == 2 and min(rates) > 0 for rates in record["rates"].values())
+    assert set(descendants(os.getpid())) <= before
+
+
+@pytest.mark.engine
 def test_engines(tmp_path):
     arguments = ["--datasets", "digits", "--versions", "2", "--steps", "eager", "--repeats", "1"]
     engines.main([*arguments, "--processes", "2", "--out", str(tmp_path)])
     _, record = results(tmp_path, "engines")
     runs = record["datasets"]["digits, eager"]["runs"]
     here = "local engine that trains in the server too"
-    assert set(runs) == {"bare loop, 2", "local engine, 2", f"{here}, 2", f"{here}, FedBuff, 2"}
+    assert set(runs) == {
+        *("bare loop, 2", "local engine, 2", "local engine, FedBuff, 2"),
+        *(f"{here}, 2", f"{here}, FedBuff, 2"),
+    }
     assert runs["local engine, 2"][0]["peak_memory"] > 0
     fedpsa, fedbuff = (runs[f"{here}{method}, 2"][0] for method in ("", ", FedBuff"))
     assert fedpsa["mean_sensitivity_seconds"]
