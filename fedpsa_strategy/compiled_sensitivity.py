@@ -59,11 +59,12 @@ def compiled_sensitivity(
     CompilationError
         If there is no working compiler.
     """
-    tensors = [tensor.detach() for tensor in (*model.parameters(), *model.buffers())]
+    parameters = list(model.parameters())
+    tensors = [tensor.detach() for tensor in (*parameters, *model.buffers())]
     key = (
         loss_fn,
         torch.get_num_threads(),
-        [parameter.requires_grad for parameter in model.parameters()],
+        [parameter.requires_grad for parameter in parameters],
         [(tensor.shape, tensor.dtype, tensor.device) for tensor in (inputs, targets, *tensors)],
     )
     known = _known.setdefault(model, [])

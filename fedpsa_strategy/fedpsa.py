@@ -88,6 +88,10 @@ class FedPSA(AsyncStrategy):
         """Set up a new run; refuses an unusable sketch_fn before the first message."""
         super().begin(arrays, node_ids)
         self._equipped.clear()
+        self.prepare()
+
+    def prepare(self) -> None:
+        """Sketch the newest version, with which every upload is compared."""
         _ = self._rule.global_sketch
 
     def task_records(

@@ -129,7 +129,7 @@ class AsyncLoop:
         self._accuracy: float | None = None
         self._next_stop_check = 0.0
         self._consistent = True  # whether the state is whole, so that it can be saved
-        self._server_seconds = 0.0  # spent in aggregate_train, before an interruption too
+        self._server_seconds = 0.0  # spent on aggregation, before an interruption too
 
     def run(self) -> Result:
         """Run to the end and return Flower's result."""
@@ -413,6 +413,8 @@ class AsyncLoop:
         if now - self._silent_since >= _WAIT_NOTICE:
             self._silent_since = now
             self._notice(f"{len(self._unanswered)} clients at work")
+        with self._changing(), self._server_time():
+            self.strategy.prepare()
         if self._wait is not None:
             virtual = isinstance(self.strategy.clock, VirtualClock)
             self._wait(_LONGEST_PAUSE, _ENOUGH_REPLIES if virtual else 1)
@@ -457,6 +459,12 @@ class AsyncLoop:
             return None
         return self.strategy.state.in_flight[self._queue[0][2]]
 
+    @contextmanager
+    def _server_time(self) -> Iterator[None]:
+        started = self.perf_counter()
+        yield
+        self._server_seconds += self.perf_counter() - started
+
     def _process_next(self) -> None:
         """Let the next reply take effect, if it is here."""
         strategy, state, clock = self.strategy, self.strategy.state, self.strategy.clock
@@ -476,9 +484,8 @@ class AsyncLoop:
         if reply is None:
             strategy.reject(task, f"no reply within {self.timeout:g} s")
         else:
-            started = self.perf_counter()
-            strategy.aggregate_train(version + 1, [reply])
-            self._server_seconds += self.perf_counter() - started
+            with self._server_time():
+                strategy.aggregate_train(version + 1, [reply])
         if state.version == version:
             return
         if state.version_metrics is not None:

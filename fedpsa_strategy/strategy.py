@@ -546,6 +546,9 @@ class AsyncStrategy(Strategy):
         """Look at a well-formed update before it counts; raises InvalidReplyError."""
         return self.norm_guard.check(reply)
 
+    def prepare(self) -> None:
+        """Do what the next reply will need, while there is none: called before a run waits."""
+
     def confirm_sent(self, messages: Iterable[Message]) -> list[Task]:
         """Note the ids that pushing gave to prepared messages; return their tasks.
 
@@ -724,4 +727,7 @@ class AsyncStrategy(Strategy):
 
 
 def _scalars(metrics: MetricRecord) -> MetricRecord:
-    return MetricRecord({k: v for k, v in metrics.items() if not isinstance(v, list)})
+    scalars = metrics.copy()  # a new record would check every value again
+    for key in [key for key, value in metrics.items() if isinstance(value, list)]:
+        del scalars[key]
+    return scalars

@@ -111,6 +111,9 @@ _MODELS = {
 def make_model(dataset: str, seed: int) -> nn.Module:
     """Build the model of a dataset with PyTorch's default initialisation.
 
+    Weights of convolutions are in channels-last format, in which MNIST's model trains a sixth
+    faster on a CPU.
+
     Parameters
     ----------
     dataset : str
@@ -122,4 +125,6 @@ def make_model(dataset: str, seed: int) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         # Not torch.manual_seed, which would also seed the CUDA generators.
         torch.default_generator.manual_seed(seed)
-        return _MODELS[dataset](info.num_classes)
+        model = _MODELS[dataset](info.num_classes)
+    # torch's own types do not know of memory formats here.
+    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]

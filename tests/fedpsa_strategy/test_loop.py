@@ -655,6 +655,20 @@ def test_an_unusable_sketch_function_is_refused_before_the_first_message():
     assert grid.sent == []
 
 
+def test_a_version_is_sketched_while_clients_work_and_only_once():
+    grid = ScriptedGrid(2, lambda message: update(), delay=lambda message: 5.0)
+    sketched = []  # when, and whether a client was at work meanwhile
+
+    def sketch_fn(arrays):
+        sketched.append((grid.time.now, grid.outstanding_train > 0))
+        return [1.0, 0.0]
+
+    strategy = FedPSA(sketch_fn=sketch_fn, buffer_size=1, max_in_flight=1)
+    run(strategy, grid, num_versions=3)
+    assert len(sketched) == 3  # the versions 0, 1 and 2; nothing is compared with the last one
+    assert [working for _, working in sketched] == [False, True, True]
+
+
 def test_a_run_can_be_repeated_with_the_same_strategy_object():
     def go():
         grid = ScriptedGrid(4, lambda m: update([m.content["config"]["seed"] % 97, 0.0]))

@@ -34,6 +34,18 @@ def test_shapes_and_parameter_counts(dataset):
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
+@pytest.mark.parametrize("dataset", ["mnist", "cifar10"])
+def test_convolutions_are_in_the_format_in_which_they_are_fast(dataset):
+    model = make_model(dataset, 0)
+    weights = [p for p in model.parameters() if p.dim() == 4]
+    assert len(weights) == 2
+    assert all(w.is_contiguous(memory_format=torch.channels_last) for w in weights)
+    with torch.no_grad():  # training, and loading another model, leaves them there
+        weights[1].sub_(0.1 * torch.ones(weights[1].shape))
+    model.load_state_dict({key: value.contiguous() for key, value in model.state_dict().items()})
+    assert weights[1].is_contiguous(memory_format=torch.channels_last)
+
+
 def test_the_papers_counts():
     assert COUNTS["mnist"] == 1_663_370
     assert COUNTS["cifar10"] == 797_962
