@@ -18,7 +18,7 @@ from typing import Any
 from simulation.process_table import list_processes
 
 ROOT = Path(__file__).resolve().parents[1]
-_SAMPLE_INTERVAL = 0.5
+_SAMPLE_INTERVAL = 2.0
 
 
 @dataclass(frozen=True)

@@ -168,7 +168,7 @@ class Sketch:
         for start in range(0, self.size, block):
             stop = min(self.size, start + block)
             index, value = index_buffer[: stop - start], value_buffer[: stop - start]
-            value[:] = _part(values, start, stop)
+            value[:] = _on_cpu(values[start:stop])
             for generator, sums_of_group in zip(generators, sums, strict=True):
                 index[:] = _next_words(generator, stop - start)
                 if len(sums_of_group) < 1 << _GROUP:
@@ -178,25 +178,26 @@ class Sketch:
         return np.concatenate(list(map(_signed_sums, sums)))
 
     def _rademacher_of_few(self, values: Any) -> NDArray[np.float64]:
-        value = _part(values, 0, self.size).astype(np.float64)
-        sums: list[NDArray[Any]] = [
-            np.bincount(half_words, value, minlength=_HALF_WORDS) for half_words in self._half_words
-        ]
-        terms = np.stack(sums, axis=1)[..., None] * _signs_of_bits(_HALF_WORDS)[:, None]
+        value = _on_cpu(values).astype(np.float64)
+        sums = np.empty((_HALF_WORDS, len(self._half_words)))
+        for column, half_words in enumerate(self._half_words):
+            sums[:, column] = np.bincount(half_words, value, minlength=_HALF_WORDS)
+        terms = sums[..., None] * _signs_of_bits(_HALF_WORDS)[:, None]
         return _fold(terms).reshape(-1)[: self.dim]
 
     @cached_property
-    def _half_words(self) -> list[NDArray[np.uint8]]:
+    def _half_words(self) -> list[NDArray[np.intp]]:
         """For each 8 rows, the half word of every parameter, without bits that belong to no row.
 
-        Kept: drawing them anew takes a short sketch longer than the sums do.
+        Kept, as indices: drawing them anew takes a short sketch longer than the sums do, and
+        `bincount` would turn bytes into indices in every call.
         """
         found = []
         for row in range(0, self.dim, _GROUP // 2):
             group, shift = divmod(row, _GROUP)
             used = (1 << min(self.dim - row, _GROUP // 2)) - 1
             words = self._words(group, 0, self.size) >> shift & used
-            found.append(words.astype(np.uint8))
+            found.append(words.astype(np.intp))
         return found
 
     def _gaussian(self, values: Any) -> NDArray[np.float64]:
@@ -204,7 +205,7 @@ class Sketch:
         products = np.empty((_GAUSSIAN_COLUMNS, self.dim))
         for block in range(-(-self.size // _GAUSSIAN_COLUMNS)):
             start = block * _GAUSSIAN_COLUMNS
-            value = _part(values, start, start + _GAUSSIAN_COLUMNS).astype(np.float64)
+            value = _on_cpu(values[start : start + _GAUSSIAN_COLUMNS]).astype(np.float64)
             used = products[: len(value)]
             self._draw_normals(block, used)
             used *= value[:, None]
@@ -235,12 +236,11 @@ def _is_tensor(vector: Any) -> bool:
     return hasattr(vector, "is_floating_point")
 
 
-def _part(vector: Any, start: int, stop: int) -> NDArray[Any]:
-    part = vector[start:stop]
-    if not _is_tensor(part):
-        return np.asarray(part)
+def _on_cpu(vector: Any) -> NDArray[Any]:
+    if not _is_tensor(vector):
+        return np.asarray(vector)
     # NumPy has no bfloat16 and some devices have no float64: hence in this order.
-    on_cpu = part.cpu()
+    on_cpu = vector.cpu()
     return np.asarray((on_cpu if on_cpu.element_size() >= 4 else on_cpu.double()).numpy())
 
 

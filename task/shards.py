@@ -147,18 +147,25 @@ def _source(
 ) -> "_Source":
     # A worker asks for every task, and finding the folders takes longer than finding the shard.
     surroundings = (os.getcwd(), *map(os.environ.get, _FOLDER_VARIABLES))  # noqa: PTH109
-    folders = _folders(str(data_dir), str(cache_dir), surroundings)
-    return _Source(dataset_info(dataset), float(test_fraction), seed, *folders)
+    return _found_source(
+        dataset, float(test_fraction), seed, str(data_dir), str(cache_dir), surroundings
+    )
 
 
 @lru_cache(maxsize=16)
-def _folders(
-    data_dir: str, cache_dir: str, _surroundings: tuple[str | None, ...]
-) -> tuple[Path, Path]:
-    return resolve_data_dir(data_dir), resolve_cache_dir(cache_dir)
+def _found_source(
+    dataset: str,
+    test_fraction: float,
+    seed: int,
+    data_dir: str,
+    cache_dir: str,
+    _surroundings: tuple[str | None, ...],
+) -> "_Source":
+    folders = resolve_data_dir(data_dir), resolve_cache_dir(cache_dir)
+    return _Source(dataset_info(dataset), test_fraction, seed, *folders)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # one for every dataset and folder: itself a key, quickly hashed
 class _Source:
     """A dataset with its test split, in the cache."""
 
