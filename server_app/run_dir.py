@@ -152,9 +152,12 @@ def model_sha256(arrays: ArrayRecord) -> str:
     return digest.hexdigest()
 
 
+_STRICT = json.JSONEncoder(allow_nan=False)
+
+
 def _to_json(values: dict[str, Any]) -> str:
     try:
-        return json.dumps(values, allow_nan=False)
+        return _STRICT.encode(values)
     except (TypeError, ValueError):  # seldom, so that nearly no line is looked through twice
         return json.dumps(_plain(values))
 
