@@ -46,7 +46,8 @@ def launch(*arguments, **options):
 
 @pytest.mark.parametrize(("number", "workers"), [(signal.SIGINT, 2), (signal.SIGTERM, 0)])
 def test_the_local_engine_stops_with_a_checkpoint_and_results(tmp_path, number, workers):
-    rounds = {"num-server-rounds": 150, "num-clients": 6, "evaluate-every": 50, **ONLY_THE_LAST}
+    # Long enough: between two questions whether to stop there may be hundreds of uploads.
+    rounds = {"num-server-rounds": 300, "num-clients": 6, "evaluate-every": 100, **ONLY_THE_LAST}
     whole = run_locally(config(tmp_path, "whole", **rounds), workers=0, stream=False)
     settings = config(tmp_path, **rounds)
     command = ["run", "--engine", "local", "--workers", str(workers), *set_options(settings)]
