@@ -14,7 +14,7 @@ import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -57,9 +57,10 @@ class Contestant(ABC):
 
     def _signal(self, number: int) -> None:
         for root in self.roots:
-            # Those that start others first: what a process starts later is caught by nobody.
-            for pid in (root.pid, *descendants(root.pid)):
-                os.kill(pid, number)
+            if root.poll() is None:
+                for pid in (root.pid, *descendants(root.pid)):
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, number)
 
 
 class BareLoops(Contestant):

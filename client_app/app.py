@@ -126,23 +126,25 @@ def node_task(context: Context) -> Task:
 def _loaded_model(task: Task, values: dict[str, Tensor], device: torch.device) -> nn.Module:
     """Return the model with these values on this node's device."""
     model, tensors = _workspace(cast(Any, task), device)  # a protocol does not promise a hash
-    shapes, expected = ({k: v.shape for k, v in d.items()} for d in (values, tensors))
-    if shapes == expected:
+    if {key: value.shape for key, value in values.items()} == {
+        key: tensor.shape for key, tensor in tensors.items()
+    }:
         for key, tensor in tensors.items():
             tensor.copy_(values[key])
-    else:  # it says what is wrong
+    else:  # a model with more than parameters; or it says what is wrong
         model.load_state_dict(values)
     return model
 
 
 @lru_cache(maxsize=1)
 def _workspace(task: Any, device: torch.device) -> tuple[nn.Module, dict[str, Tensor]]:
-    """Return a model whose values do not matter, and its tensors.
+    """Return a model whose values do not matter, and its parameters.
 
-    Long-lived workers use it for all tasks, and load it faster than `load_state_dict` would.
+    Long-lived workers use it for all tasks, and load it faster than `load_state_dict` would. Not
+    its buffers: a forward pass may put other tensors in their places.
     """
     model: nn.Module = task.make_model(seed=0).to(device)
-    return model, model.state_dict()
+    return model, {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 
 def _loss_fn(task: Task) -> LossFn | None:

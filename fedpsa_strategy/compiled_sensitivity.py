@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -23,6 +24,7 @@ log = logging.getLogger("flwr")
 
 _SMALL = 2**17  # parameters of a model up to which the calls are what costs
 _MOST_VARIANTS = 8  # that are compiled for one model
+_MOST_OPERATIONS = 500  # of the code: more take a compiler too long, and are not small
 _TOLERANCE = 1e-3  # of the largest sensitivity, when the compiled code is tried out
 
 _Compiled = Callable[..., Tensor]
@@ -43,11 +45,13 @@ def compiled_sensitivity(
 ) -> Tensor:
     """Return what `sensitivity` returns, up to rounding.
 
-    Compiled are models on a CPU with at most 2^17 parameters, all of linear layers; others gain
-    nothing, and are left to `sensitivity`. So are, with a warning, models that cannot be recorded
-    and those whose compiled code turns out to compute something else. Model and loss have to be the
-    same objects in every call, because the code is kept with them. What the forward pass does must
-    follow from inputs, parameters and buffers alone: it is recorded once.
+    Compiled are models on a CPU with at most 2^17 parameters, all of linear layers in 32 or 64
+    bits; others gain nothing, and are left to `sensitivity`. So are, with a warning, models that
+    cannot be recorded or compiled and those whose compiled code turns out to compute something
+    else. Which it is does not depend on the parameters' values: it is the same in every process.
+    Model and loss have to be the same objects in every call, because the code is kept with them.
+    What the forward pass does must follow from inputs, parameters and buffers alone: it is recorded
+    once.
 
     Parameters
     ----------
@@ -65,7 +69,7 @@ def compiled_sensitivity(
         loss_fn,
         torch.get_num_threads(),
         [parameter.requires_grad for parameter in parameters],
-        [(tensor.shape, tensor.dtype, tensor.device) for tensor in (inputs, targets, *tensors)],
+        [(t.shape, t.stride(), t.dtype, t.device) for t in (inputs, targets, *tensors)],
     )
     known = _known.setdefault(model, [])
     compiled = next((code for other, code in known if other == key), _UNKNOWN)
@@ -88,6 +92,7 @@ def _suits(model: nn.Module, inputs: Tensor) -> bool:
         and len(modules) == len(list(model.named_modules(remove_duplicate=False)))
         and sum(parameter.numel() for parameter in model.parameters()) <= _SMALL
         and all(tensor.device.type == "cpu" for tensor in (inputs, *model.parameters()))
+        and all(p.dtype in (torch.float32, torch.float64) for p in model.parameters())
     )
 
 
@@ -122,25 +127,48 @@ def _compile(
 ) -> _Compiled | None:
     """Return the compiled code, or None, with a warning, if it must not be used."""
     global _seconds
-    expected = sensitivity(model, inputs, targets, loss_fn)  # whose errors are the user's to see
-    started = time.perf_counter()
-    try:
-        graph, arguments = _record(model, inputs, targets, loss_fn)
-        compiled = _compile_graph(graph, arguments)
-        found = compiled(*arguments)
-    except CompilationError:
-        raise
-    except Exception as error:
-        reason = f"it cannot be recorded ({type(error).__name__}: {error})"
-    else:
+    started, found = time.perf_counter(), None
+    with _values_to_try(model):
+        try:
+            graph, arguments = _record(model, inputs, targets, loss_fn)
+            if (size := len(graph.graph.nodes)) > _MOST_OPERATIONS:
+                reason = f"it takes {size} operations"
+            else:
+                compiled = _compile_graph(graph, arguments)
+                found = compiled(*arguments)
+        except CompilationError:
+            raise
+        except Exception as error:
+            reason = f"it cannot be recorded or compiled ({type(error).__name__}: {error})"
+        finally:
+            _seconds += time.perf_counter() - started
+        # Behind the recording, which may have left placeholders in the model.
+        expected = sensitivity(model, inputs, targets, loss_fn)
+    if found is not None:
         error_size = float((found - expected).abs().max())
         if error_size <= _TOLERANCE * float(expected.abs().max()):
             return compiled
         reason = f"its compiled code is off by {error_size:.2g}"
-    finally:
-        _seconds += time.perf_counter() - started
     log.warning("The sensitivity of %s is not compiled: %s", type(model).__name__, reason)
     return None
+
+
+@contextmanager
+def _values_to_try(model: nn.Module) -> Iterator[None]:
+    """Give the parameters values that are the same in every process, then their own again."""
+    generator = torch.Generator().manual_seed(0)
+    parameters = list(model.parameters())
+    own = [parameter.detach().clone() for parameter in parameters]
+    with torch.no_grad():
+        for parameter in parameters:
+            scale = max(1, parameter.shape[-1]) ** -0.5
+            parameter.copy_(scale * torch.randn(parameter.shape, generator=generator))
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for parameter, value in zip(parameters, own, strict=True):
+                parameter.copy_(value)
 
 
 def _record(
@@ -171,9 +199,22 @@ def _compile_graph(graph: torch.fx.GraphModule, arguments: list[Any]) -> _Compil
     try:
         compiled: Any = torch._inductor.compile(graph, arguments, options={"cpp_wrapper": True})
     except Exception as error:
+        if not _lacks_compiler(error):
+            raise
         raise CompilationError(
             "the sensitivities could not be compiled, which needs a working C++ compiler such as "
             'g++ (on PATH or in CXX): install one, or set step = "eager". '
             f"torch says: {type(error).__name__}: {error}"
         ) from error
     return compiled  # type: ignore[no-any-return]
+
+
+def _lacks_compiler(error: BaseException | None) -> bool:
+    """Tell whether an error, or what caused it, is that of a missing or broken C++ compiler."""
+    from torch._inductor.exc import CppCompileError, InvalidCxxCompiler
+
+    while error is not None:
+        if isinstance(error, CppCompileError | InvalidCxxCompiler):
+            return True
+        error = getattr(error, "inner_exception", None) or error.__cause__ or error.__context__
+    return False

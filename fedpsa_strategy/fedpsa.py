@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -88,11 +89,13 @@ class FedPSA(AsyncStrategy):
         """Set up a new run; refuses an unusable sketch_fn before the first message."""
         super().begin(arrays, node_ids)
         self._equipped.clear()
-        self.prepare()
+        _ = self._rule.global_sketch
 
     def prepare(self) -> None:
         """Sketch the newest version, with which every upload is compared."""
-        _ = self._rule.global_sketch
+        # If it cannot be, the run ends with the upload that needs it, whenever that arrives.
+        with contextlib.suppress(DivergedError):
+            _ = self._rule.global_sketch
 
     def task_records(
         self, task: Task, arrays: ArrayRecord, config: ConfigRecord

@@ -413,7 +413,7 @@ class AsyncLoop:
         if now - self._silent_since >= _WAIT_NOTICE:
             self._silent_since = now
             self._notice(f"{len(self._unanswered)} clients at work")
-        with self._changing(), self._server_time():
+        with self._server_time():
             self.strategy.prepare()
         if self._wait is not None:
             virtual = isinstance(self.strategy.clock, VirtualClock)

@@ -130,8 +130,8 @@ def gradient_moments(
     device = next((p.device for p in model.parameters() if p.requires_grad), None)
     if device is None:
         return {}
-    # A copy: a forward pass may write into its inputs, and the batch has to stay the same.
-    batch = inputs.detach().to(device, copy=True), targets.detach().to(device)
+    # Copies: a forward pass or a loss may write into them, and the batch has to stay the same.
+    batch = inputs.detach().to(device, copy=True), targets.detach().to(device, copy=True)
     loss_fn = loss_fn or partial(functional.cross_entropy, reduction="none")
     cuda = [device] if device.type == "cuda" else []
     with _evaluation(model), torch.enable_grad(), torch.random.fork_rng(devices=cuda):

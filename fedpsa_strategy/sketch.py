@@ -186,18 +186,19 @@ class Sketch:
         return _fold(terms).reshape(-1)[: self.dim]
 
     @cached_property
-    def _half_words(self) -> list[NDArray[np.intp]]:
+    def _half_words(self) -> list[NDArray[Any]]:
         """For each 8 rows, the half word of every parameter, without bits that belong to no row.
 
-        Kept, as indices: drawing them anew takes a short sketch longer than the sums do, and
-        `bincount` would turn bytes into indices in every call.
+        Kept: drawing them anew takes a short sketch longer than the sums do. And as indices, where
+        that takes no more than 4 MiB, because `bincount` turns bytes into indices in every call.
         """
         found = []
+        kind = np.intp if self.dim <= 64 else np.uint8
         for row in range(0, self.dim, _GROUP // 2):
             group, shift = divmod(row, _GROUP)
             used = (1 << min(self.dim - row, _GROUP // 2)) - 1
             words = self._words(group, 0, self.size) >> shift & used
-            found.append(words.astype(np.intp))
+            found.append(words.astype(kind))
         return found
 
     def _gaussian(self, values: Any) -> NDArray[np.float64]:

@@ -547,7 +547,10 @@ class AsyncStrategy(Strategy):
         return self.norm_guard.check(reply)
 
     def prepare(self) -> None:
-        """Do what the next reply will need, while there is none: called before a run waits."""
+        """Do what the next reply will need, while there is none: called before a run waits.
+
+        It may be interrupted at any point, so nothing of a run's state may change here.
+        """
 
     def confirm_sent(self, messages: Iterable[Message]) -> list[Task]:
         """Note the ids that pushing gave to prepared messages; return their tasks.

@@ -95,7 +95,7 @@ class LocalGrid(Grid):
 
     @property
     def compile_seconds(self) -> float:
-        """How long torch.compile has worked, in all workers together."""
+        """How long torch's compiler has worked, in all processes together."""
         return self._executor.compile_seconds
 
     def set_run(self, run: Run) -> None:
@@ -214,7 +214,7 @@ class InProcess:
 
     @property
     def compile_seconds(self) -> float:
-        """How long torch.compile has worked."""
+        """How long torch's compiler has worked."""
         return compile_seconds()
 
     def submit(self, message: Message) -> None:

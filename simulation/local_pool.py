@@ -115,7 +115,7 @@ class WorkerPool:
 
     @property
     def compile_seconds(self) -> float:
-        """How long torch.compile has worked, in all processes together."""
+        """How long torch's compiler has worked, in all processes together."""
         return self._compiled + compile_seconds()
 
     def submit(self, message: Message) -> None:

@@ -161,7 +161,7 @@ def load_app(reference: str) -> ClientApp:
 
 
 def compile_seconds() -> float:
-    """Return how long torch.compile has worked in this process."""
+    """Return how long torch's compiler has worked in this process."""
     seconds = 0.0
     # Looked up, not imported: whoever compiles nothing need not wait for the import.
     sensitivity: Any = sys.modules.get("fedpsa_strategy.compiled_sensitivity")

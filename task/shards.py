@@ -165,7 +165,9 @@ def _found_source(
     return _Source(dataset_info(dataset), test_fraction, seed, *folders)
 
 
-@dataclass(frozen=True, eq=False)  # one for every dataset and folder: itself a key, quickly hashed
+# A key of the store of shards: `_found_source` returns the same object for the same arguments, and
+# an object's identity is hashed more quickly than its fields.
+@dataclass(frozen=True, eq=False)
 class _Source:
     """A dataset with its test split, in the cache."""
 

@@ -4,7 +4,10 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
+from torch import nn
+from torch.nn import functional
 
+from client_app import app as client_app
 from client_app.app import app
 from client_app.fedpac import train_fedpac
 from fedpsa_strategy import Probe, compiled_sensitivity
@@ -45,6 +48,46 @@ def test_training_is_a_pure_function_of_the_message_and_the_data(cache):
     assert any(first["arrays"][key].data != other["arrays"][key].data for key in first["arrays"])
     assert first["metrics"]["train-loss"] > 0
     assert first["metrics"]["train-seconds"] > 0
+
+
+class Averaging(nn.Module):
+    """Puts a new tensor in the place of its buffer in every forward pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+        self.register_buffer("mean", torch.zeros(2))
+
+    def forward(self, x):
+        self.mean = 0.9 * self.mean + 0.1 * x.mean(0).detach()
+        return self.layer(x - self.mean)
+
+
+class AveragingTask:
+    def make_model(self, seed):
+        return Averaging()
+
+    def train_data(self, node_config):
+        return torch.arange(20.0).reshape(10, 2), torch.arange(10) % 2
+
+    def loss(self, outputs, targets):
+        return functional.cross_entropy(outputs, targets, reduction="none")
+
+
+def test_a_worker_loads_all_of_the_message_whatever_the_last_task_did(cache, monkeypatch):
+    task = AveragingTask()
+    monkeypatch.setattr(client_app, "node_task", lambda context: task)
+    model = Averaging()
+    model.mean.fill_(5.0)
+    first, second = (
+        call(MessageType.TRAIN, context(cache), TRAIN | {"batch-size": 10}, model).content
+        for _ in range(2)
+    )
+    # One epoch of one batch, whose mean is (9, 10).
+    change = [0.1 * (9 - 5), 0.1 * (10 - 5)]
+    for content in (first, second):
+        np.testing.assert_allclose(content["arrays"]["mean"].numpy(), change, rtol=1e-5)
+    assert all(first["arrays"][key].data == second["arrays"][key].data for key in first["arrays"])
 
 
 def test_the_proximal_term_keeps_the_update_small(cache):

@@ -40,6 +40,7 @@ def kill_after(settings, more_uploads, chance=None):
         env=os.environ | {"PYTHONPATH": str(APP)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
+        timeout=600,
     )
     assert process.returncode == -signal.SIGKILL, "the run ended before it was killed"
 

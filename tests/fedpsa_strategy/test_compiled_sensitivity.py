@@ -147,6 +147,72 @@ def test_what_cannot_be_recorded_is_computed_as_usual(
     assert "cannot be recorded" in warning
 
 
+def test_too_many_operations_are_not_compiled(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(compiled_sensitivity, "_compile_graph", recorded_only)
+    monkeypatch.setattr(compiled_sensitivity, "_MOST_OPERATIONS", 5)
+    model, (x, y) = nn.Linear(6, 3), batch()
+    assert torch.equal(compiled(model, x, y), sensitivity(model, x, y))
+    (warning,) = warnings_of(caplog)
+    assert "operations" in warning
+
+
+@pytest.mark.parametrize("bad", [torch.nan, 1e30])
+def test_whether_it_is_compiled_does_not_depend_on_the_first_model(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, bad: float
+) -> None:
+    used = []
+
+    def noting(graph: Any, arguments: list[Any]) -> Any:
+        return lambda *tensors: used.append(1) or graph(*tensors)
+
+    monkeypatch.setattr(compiled_sensitivity, "_compile_graph", noting)
+    model, (x, y) = nn.Linear(6, 3), batch()
+    own = model.weight.detach().clone()
+    with torch.no_grad():
+        model.weight.fill_(bad)
+    compiled(model, x, y)
+    left = torch.full_like(own, bad)
+    torch.testing.assert_close(model.weight.detach(), left, rtol=0, atol=0, equal_nan=True)
+    with torch.no_grad():
+        model.weight.copy_(own)
+    used.clear()
+    assert_close(compiled(model, x, y), sensitivity(model, x, y))
+    assert used
+    assert not warnings_of(caplog)
+
+
+def test_recording_leaves_the_model_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Remembering(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(6, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            """Return the logits, and keep them."""
+            self.last = self.layer(x)
+            return self.last
+
+    monkeypatch.setattr(compiled_sensitivity, "_compile_graph", recorded_only)
+    model, (x, y) = Remembering(), batch()
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    compiled(model, x, y)
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    assert type(model.last) is torch.Tensor  # not a placeholder of the recording
+    assert model.last.sum().item() != 0
+
+
+def test_other_strides_are_other_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled_sensitivity, "_compile_graph", recorded_only)
+    model, (x, y) = nn.Linear(6, 3), batch()
+    compiled(model, x, y)
+    other = x.t().contiguous().t()
+    assert other.stride() != x.stride()
+    compiled(model, other, y)
+    assert len(compiled_sensitivity._known[model]) == 2
+
+
 def test_code_that_computes_something_else_is_not_used(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -241,6 +307,20 @@ def test_a_missing_compiler_is_a_clear_error(tmp_path: Path) -> None:
     assert "compiler" in result.stdout
     assert 'step = "eager"' in result.stdout
     assert issubclass(errors.CompilationError, errors.FedPSAError)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_loss_that_writes_into_its_targets_does_not_change_the_batch(
+    monkeypatch: pytest.MonkeyPatch, compiled: bool
+) -> None:
+    def halving(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        targets.mul_(0.5)
+        return functional.mse_loss(outputs[:, 0], targets, reduction="none")
+
+    monkeypatch.setattr(compiled_sensitivity, "_compile_graph", recorded_only)
+    model = nn.Linear(6, 1)
+    probe = Probe.gaussian(model, (6,), loss_fn=halving, compiled=compiled)
+    assert probe(model) == probe(model)
 
 
 @pytest.mark.parametrize("compiled", [False, True])

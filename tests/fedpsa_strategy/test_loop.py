@@ -669,6 +669,22 @@ def test_a_version_is_sketched_while_clients_work_and_only_once():
     assert [working for _, working in sketched] == [False, True, True]
 
 
+@pytest.mark.parametrize("delay", [0.0, 5.0])
+def test_a_version_that_diverged_ends_the_run_with_the_upload_that_needs_its_sketch(delay):
+    """Not while waiting, or real time would decide whether a run reaches its deadline."""
+    grid = ScriptedGrid(1, lambda message: update(), delay=lambda message: delay)
+
+    def sketch_fn(arrays):
+        return [1.0 if arrays["w"].numpy()[0] == 0 else math.nan, 0.0]
+
+    clock = virtual(1, ConstantLatency(value=10.0))
+    settings = {"sketch_fn": sketch_fn, "buffer_size": 1, "max_in_flight": 1, **clock}
+    result = run(FedPSA(**settings, deadline=15.0), grid)
+    assert result.arrays["w"].numpy().tolist() == [1.0, 1.0]
+    with pytest.raises(DivergedError, match="version 1"):
+        run(FedPSA(**settings, deadline=25.0), grid)
+
+
 def test_a_run_can_be_repeated_with_the_same_strategy_object():
     def go():
         grid = ScriptedGrid(4, lambda m: update([m.content["config"]["seed"] % 97, 0.0]))

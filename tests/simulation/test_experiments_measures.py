@@ -65,20 +65,24 @@ def test_alignment_is_the_cosine_of_two_gradients() -> None:
     assert strategy.inspect(task, still).metrics["align"] == pytest.approx(1.0)
 
 
-class Clock:
-    """Every look at it takes half a second."""
+class Slow(FedBuff):
+    """Takes half a second for an upload, and a hundredth each time that it may prepare."""
 
-    def __init__(self) -> None:
-        self.now = 0.0
+    now = 0.0
+    prepared = 0
 
-    def __call__(self) -> float:
+    def aggregate_train(self, *args: Any) -> Any:
         self.now += 0.5
-        return self.now
+        return super().aggregate_train(*args)
+
+    def prepare(self) -> None:
+        self.now += 0.01
+        self.prepared += 1
 
 
-def loop(listener: Any, *, versions: int, store: Any = None, resume: Any = None) -> None:
+def loop(listener: Any, *, versions: int, store: Any = None, resume: Any = None) -> int:
     grid = ScriptedGrid(4, lambda message: update())
-    strategy = FedBuff(
+    strategy = Slow(
         buffer_size=2,
         max_in_flight=2,
         clock=VirtualClock(UniformLatency(seed=1)),
@@ -98,8 +102,9 @@ def loop(listener: Any, *, versions: int, store: Any = None, resume: Any = None)
         evaluate_fn=None,
         monotonic=grid.time.monotonic,
         sleep=grid.time.sleep,
-        perf_counter=Clock(),
+        perf_counter=lambda: strategy.now,
     ).run()
+    return strategy.prepared
 
 
 def test_bytes_and_the_servers_time_are_in_events_and_summary(tmp_path: Path) -> None:
@@ -111,10 +116,11 @@ def test_bytes_and_the_servers_time_are_in_events_and_summary(tmp_path: Path) ->
         progress(event)
 
     store = CheckpointStore(tmp_path)
-    loop(listen, versions=3, store=store)
+    prepared = loop(listen, versions=3, store=store)
+    assert prepared > 0
     end = events[-1]
     assert isinstance(end, RunEnded)
-    assert end.server_seconds == 0.5 * 6  # six uploads
+    assert end.server_seconds == pytest.approx(0.5 * 6 + 0.01 * prepared)  # six uploads
     dispatched = [event for event in events if isinstance(event, Dispatched)]
     size = len(Array(np.zeros(2, np.float32)).data)
     for event in dispatched:
@@ -124,12 +130,13 @@ def test_bytes_and_the_servers_time_are_in_events_and_summary(tmp_path: Path) ->
     assert {event.num_bytes for event in uploaded} == {size + 12 + 8 + 10 + 8 + 6 + 16}
     assert progress.bytes_down == sum(event.num_bytes for event in dispatched)
     assert progress.bytes_up == sum(event.num_bytes for event in uploaded)
-    assert progress.server_seconds == 3.0
+    assert progress.server_seconds == end.server_seconds
 
     again: list[Event] = []
-    loop(again.append, versions=5, resume=store.load_newest())
+    prepared += loop(again.append, versions=5, resume=store.load_newest())
     assert isinstance(again[-1], RunEnded)
-    assert again[-1].server_seconds == 0.5 * 10  # those before the interruption too
+    # What was before the interruption counts too.
+    assert again[-1].server_seconds == pytest.approx(0.5 * 10 + 0.01 * prepared)
 
 
 def events_of(path: Path, kind: str) -> list[dict[str, Any]]:
