@@ -31,12 +31,17 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--step", default="compiled")
     parser.add_argument("--data-dir", default="")
+    parser.add_argument("--test-fraction", type=float, default=0.1)
     parser.add_argument("--endless", action="store_true", help="go on, and write a byte per task")
     options = parser.parse_args()
     torch.set_num_threads(1)
 
     task = DatasetTask(
-        options.dataset, options.clients, alpha=options.alpha, data_dir=options.data_dir
+        options.dataset,
+        options.clients,
+        alpha=options.alpha,
+        test_fraction=options.test_fraction,
+        data_dir=options.data_dir,
     )
     shards = [
         task.train_data({"partition-id": index, "num-partitions": options.clients})

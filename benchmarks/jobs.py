@@ -185,6 +185,7 @@ def bare_command(job: Job, tasks: int) -> list[str]:
         *(sys.executable, "-m", "benchmarks.bare_loop", "--dataset", job.dataset),
         *("--tasks", str(tasks), "--clients", str(job.clients), "--epochs", str(job.epochs)),
         *("--step", job.step, "--data-dir", job.data_dir),
+        *("--test-fraction", str(job.test_fraction)),
     ]
 
 

@@ -1,12 +1,23 @@
 """The benchmarks run, at a scale at which their numbers mean nothing."""
 
+import itertools
 import json
 import time
 
 import numpy as np
 import pytest
 
-from benchmarks import engines, fresh_client, growth, held_out, server, sketch, slices, traffic
+from benchmarks import (
+    engines,
+    fresh_client,
+    growth,
+    held_out,
+    jobs,
+    server,
+    sketch,
+    slices,
+    traffic,
+)
 from benchmarks.jobs import descendants
 from benchmarks.measure import Spread, interleave, paired_ratio, peak_memory
 from benchmarks.report import Report
@@ -79,6 +90,20 @@ def test_fresh_client(tmp_path):
     fresh_client.main(["--dataset", "digits", "--repeats", "1", "--out", str(tmp_path)])
     _, record = results(tmp_path, "fresh_client")
     assert record["parts"]["ours: training"]["median"] > 0
+
+
+def test_the_bare_loop_trains_as_the_run_does(tmp_path):
+    job = jobs.Job("digits", versions=1, warm_up=1, epochs=3, clients=7, test_fraction=0.25)
+    command, run = jobs.bare_command(job, tasks=5), job.run_config(tmp_path)
+    told = dict(itertools.pairwise(command))
+    for option, key in {
+        "--dataset": "dataset",
+        "--clients": "num-clients",
+        "--epochs": "local-epochs",
+        "--step": "step",
+        "--test-fraction": "test-fraction",
+    }.items():
+        assert told[option] == str(run[key])
 
 
 @pytest.mark.engine
