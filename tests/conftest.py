@@ -1,7 +1,9 @@
 """What all tests share."""
 
 import os
+import shutil
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -26,3 +28,28 @@ def flower_identity():
     from flwr.supercore.task_identity import TaskIdentity
 
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
+
+
+@pytest.fixture
+def run_without_compiler(tmp_path):
+    """Run a Python program where there is no C++ compiler, and return what it printed."""
+
+    def run(script):
+        environment = {
+            **{key: value for key, value in os.environ.items() if key != "CXX"},
+            "PATH": str(tmp_path),
+            "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"),
+        }
+        assert shutil.which("g++", path=str(tmp_path)) is None
+        result = subprocess.run(
+            [sys.executable, "-c", script],
+            cwd=Path(__file__).parents[1],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert result.returncode == 0, result.stderr
+        return result.stdout
+
+    return run

@@ -1,7 +1,4 @@
-import os
-import subprocess
-import sys
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,8 +10,6 @@ from fedpsa_strategy import Probe, compiled_sensitivity, errors
 from fedpsa_strategy.compiled_sensitivity import compile_seconds
 from fedpsa_strategy.compiled_sensitivity import compiled_sensitivity as compiled
 from fedpsa_strategy.parameter_sensitivity import sensitivity
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 class Perceptron(nn.Module):
@@ -281,7 +276,7 @@ def test_a_probe_compiles_when_it_is_told_to(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.slow
-def test_a_missing_compiler_is_a_clear_error(tmp_path: Path) -> None:
+def test_a_missing_compiler_is_a_clear_error(run_without_compiler: Callable[[str], str]) -> None:
     script = (
         "import torch\n"
         "from fedpsa_strategy.compiled_sensitivity import compiled_sensitivity\n"
@@ -291,21 +286,9 @@ def test_a_missing_compiler_is_a_clear_error(tmp_path: Path) -> None:
         "except CompilationError as error:\n"
         "    print(error)\n"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=ROOT,
-        env={
-            **{key: value for key, value in os.environ.items() if key != "CXX"},
-            "PATH": str(tmp_path),
-            "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"),
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
-    assert "compiler" in result.stdout
-    assert 'step = "eager"' in result.stdout
+    printed = run_without_compiler(script)
+    assert "compiler" in printed
+    assert 'step = "eager"' in printed
     assert issubclass(errors.CompilationError, errors.FedPSAError)
 
 
