@@ -11,7 +11,10 @@ def weighted_mean(records: list[RecordDict], weight_key: str) -> MetricRecord:
     Unlike a strict average it tolerates clients that report something extra, so that one odd client
     cannot stop a run.
     """
-    metrics = [next(iter(record.metric_records.values())) for record in records]
+    metrics = [
+        next(item for item in record.values() if isinstance(item, MetricRecord))
+        for record in records
+    ]
     names = [
         name
         for name, value in metrics[0].items()

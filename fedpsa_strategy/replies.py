@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -109,10 +109,12 @@ def squared_norm(vector: Vector) -> float:
     if len(vector) == 0:  # a model without float buffers
         return 0.0
     whole = len(vector) // _NORM_BLOCK * _NORM_BLOCK
+    sums: Iterable[float] = ()
     with np.errstate(over="ignore", invalid="ignore"):
         # einsum sums by itself, not through a multi-threaded BLAS whose order may vary.
-        blocks = vector[:whole].reshape(-1, _NORM_BLOCK)
-        sums = np.einsum("ij,ij->i", blocks, blocks).astype(np.float64)
+        if whole:
+            blocks = vector[:whole].reshape(-1, _NORM_BLOCK)
+            sums = np.einsum("ij,ij->i", blocks, blocks).astype(np.float64)
         rest = float(np.einsum("i,i->", vector[whole:], vector[whole:]))
     try:
         return math.fsum(sums) + rest

@@ -62,9 +62,11 @@ def unpack(packed: Packed) -> Any:
 
 
 def _reduce_array(array: Array) -> tuple[Any, ...]:
-    fields = (array.dtype, tuple(array.shape), array.stype, pickle.PickleBuffer(array.data))
-    return _make_array, fields
-
-
-def _make_array(dtype: str, shape: tuple[int, ...], stype: str, data: bytes) -> Array:
-    return Array(dtype=dtype, shape=shape, stype=stype, data=data)
+    # Its fields as they are: `Array` would look at each of them once more.
+    fields = {
+        "dtype": array.dtype,
+        "shape": tuple(array.shape),
+        "stype": array.stype,
+        "data": pickle.PickleBuffer(array.data),
+    }
+    return copyreg.__newobj__, (Array,), fields  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Worker processes that execute the ClientApp, and the thread that keeps them busy."""
+"""Worker processes that execute the ClientApp, and what keeps them busy."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import logging
 import math
 import os
 import pickle
+import selectors
 import signal
 import socket
 import subprocess
 import sys
-import threading
+import time
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from multiprocessing.connection import wait
 from pathlib import Path
 
 from flwr.app import Error, Message
@@ -78,6 +78,9 @@ class WorkerPool:
     A node has one job at a time, because a job starts from the state in which the node's last one
     left it. A worker that dies is replaced and its jobs are done again.
 
+    What workers send is taken in whenever the pool is called: without a thread of its own, which
+    would ask for Python's lock all the time. The waiting job is what keeps a worker busy meanwhile.
+
     Parameters
     ----------
     num_workers : int
@@ -92,26 +95,24 @@ class WorkerPool:
         self._compiled = 0.0  # seconds, in all workers together
         self._own = Runner(setup) if train_here else None
         self._setup = setup
-        self._changed = threading.Condition()
         self._pending: deque[Job] = deque()
         self._states: dict[int, Packed] = {}
         self._busy_nodes: set[int] = set()
         self._done: dict[str, Message | Packed] = {}
         self._news = 0  # replies since the last `collect`
-        self._awaited = 1  # so many are waited for
-        self._failure: RunFailed | None = None
-        self._num_jobs = 0
         self._failed_starts = 0
-        self._closing = False
-        self._workers = [_WorkerProcess(index, setup) for index in range(num_workers)]
-        self._thread = threading.Thread(target=self._attend, name="local-grid", daemon=True)
-        self._thread.start()
+        self._num_jobs = 0
+        self._closed = False
+        self._arrivals = selectors.DefaultSelector()
+        self._workers: list[_WorkerProcess] = []
+        for index in range(num_workers):
+            self._workers.append(self._start(index))
 
     @property
     def worker_pids(self) -> list[int]:
-        """The process ids of the workers."""
-        with self._changed:
-            return [worker.process.pid for worker in self._workers]
+        """The process ids of the workers, those that took the places of dead ones included."""
+        self._take_arrivals()
+        return [worker.process.pid for worker in self._workers]
 
     @property
     def compile_seconds(self) -> float:
@@ -120,27 +121,22 @@ class WorkerPool:
 
     def submit(self, message: Message) -> None:
         """Take a message to be executed as soon as a worker and the node are free."""
-        packed = pack(message)
-        with self._changed:
-            self._check()
-            self._num_jobs += 1
-            self._pending.append(Job(self._num_jobs, message, packed))
-            self._dispatch()
+        self._num_jobs += 1
+        self._pending.append(Job(self._num_jobs, message, pack(message)))
+        self._take_arrivals()
+        self._dispatch()
 
     def collect(self, message_ids: Sequence[str]) -> list[Message]:
         """Return the replies to these messages that are there, each once.
 
         Messages that still wait for a worker are executed in the order of these ids from now on.
         """
-        with self._changed:
-            self._check()
-            self._news = 0
-            rank = {key: place for place, key in enumerate(message_ids)}
-            last = len(rank)
-            self._pending = deque(
-                sorted(self._pending, key=lambda job: rank.get(job.message_id, last))
-            )
-            found = [self._done.pop(key) for key in message_ids if key in self._done]
+        rank = {key: place for place, key in enumerate(message_ids)}
+        last = len(rank)
+        self._pending = deque(sorted(self._pending, key=lambda job: rank.get(job.message_id, last)))
+        self._take_arrivals()
+        self._news = 0
+        found = [self._done.pop(key) for key in message_ids if key in self._done]
         return [reply if isinstance(reply, Message) else unpack(reply) for reply in found]
 
     def wait(self, timeout: float, replies: int = 1) -> bool:
@@ -151,61 +147,41 @@ class WorkerPool:
         """
         if self._own is not None and self._execute_next(self._own):
             return True
-        with self._changed:
-            self._awaited = replies
-            self._changed.wait_for(self._enough, timeout)
-            self._check()
-            return self._news > 0
+        give_up = time.monotonic() + timeout
+        self._take_arrivals()
+        while self._news < (1 if len(self._pending) < len(self._workers) else replies):
+            left = give_up - time.monotonic()
+            if left <= 0:
+                break
+            self._take_arrivals(left)
+        return self._news > 0
 
     def close(self) -> None:
         """End all workers, whatever they are doing."""
-        with self._changed:
-            self._closing = True
-            self._pending.clear()
-            workers = list(self._workers)
-        for worker in workers:
+        self._closed = True
+        self._pending.clear()
+        for worker in self._workers:
             worker.ask_to_end()
-        for worker in workers:
+        for worker in self._workers:
             worker.end()
-        # The ends of the workers are what wakes it up.
-        self._thread.join()
-        for worker in workers:
             worker.close()
+        self._arrivals.close()
         if self._own is not None:
             self._own.close()
 
     def _execute_next(self, runner: Runner) -> bool:
         """Execute the most urgent job that no worker has in this process, if there is one."""
-        with self._changed:
-            self._check()
-            job = self._next_job()
-            if job is None:
-                return False
-            self._claim(job)
-        reply, state = run_as_node(runner, job.message, job.node_id, job.state)
-        with self._changed:
-            self._states[job.node_id] = state
-            self._finish(job, reply)
-            self._dispatch()
+        self._take_arrivals()
+        job = self._next_job()
+        if job is None:
+            return False
+        self._claim(job)
+        reply, self._states[job.node_id] = run_as_node(runner, job.message, job.node_id, job.state)
+        self._finish(job, reply)
+        self._dispatch()
         return True
 
-    def _enough(self) -> bool:
-        few_jobs = len(self._pending) < len(self._workers)
-        return self._news >= (1 if few_jobs else self._awaited) or self._failure is not None
-
-    def _check(self) -> None:
-        if self._failure is not None:
-            raise self._failure
-        if self._closing:
-            raise RuntimeError("the grid is closed")
-
-    # --- Giving out work; always called with the lock -------------------------------------------
-
-    def _go_on(self) -> None:
-        """Hand out jobs, and wake whoever waits, if it is time."""
-        self._dispatch()
-        if self._enough():
-            self._changed.notify_all()
+    # --- Giving out work ------------------------------------------------------------------------
 
     def _dispatch(self) -> None:
         for worker in self._workers:
@@ -243,34 +219,24 @@ class WorkerPool:
         self._busy_nodes.discard(job.node_id)
         self._news += 1
 
-    # --- The thread -----------------------------------------------------------------------------
+    # --- What workers send ----------------------------------------------------------------------
 
-    def _attend(self) -> None:
-        try:
-            self._serve()
-        except BaseException as error:
-            # Else whoever waits for a reply would wait for ever.
-            with self._changed:
-                self._fail(f"The local engine failed: {type(error).__name__}: {error}")
-            raise
+    def _start(self, index: int) -> _WorkerProcess:
+        worker = _WorkerProcess(index, self._setup)
+        self._arrivals.register(worker.channel, selectors.EVENT_READ, worker)
+        return worker
 
-    def _serve(self) -> None:
-        """Take replies as they come, and hand out the next jobs."""
-        while True:
-            by_file = {worker.channel.fileno(): worker for worker in self._workers}
-            for file in wait(list(by_file)):
-                worker = by_file[file]  # type: ignore[index]
-                try:
-                    self._take_all(worker)
-                except (EOFError, OSError):
-                    worker.kill()
-                    with self._changed:
-                        if self._closing:
-                            return
-                        self._replace(worker)
-            with self._changed:
-                if self._closing or self._failure:
-                    return
+    def _take_arrivals(self, timeout: float = 0.0) -> None:
+        """Take what has arrived, or the first that does within a time, and hand out jobs."""
+        if self._closed:
+            raise RuntimeError("the grid is closed")
+        for key, _ in self._arrivals.select(timeout):
+            worker: _WorkerProcess = key.data
+            try:
+                self._take_all(worker)
+            except (EOFError, OSError):
+                worker.kill()
+                self._replace(worker)
 
     def _take_all(self, worker: _WorkerProcess) -> None:
         """Take one message of a worker, and those that came with it."""
@@ -285,35 +251,32 @@ class WorkerPool:
     def _take_greeting(self, worker: _WorkerProcess) -> None:
         """Hear from a new worker that it is ready, or that the app cannot be loaded."""
         problem = worker.channel.receive()
-        with self._changed:
-            if problem:
-                text = problem[0].decode()
-                self._fail(f"The client app {self._setup.app} cannot be loaded: {text}")
-            else:
-                worker.ready = True
-                self._failed_starts = 0
-                self._dispatch()
+        if problem:
+            raise RunFailed(
+                f"The client app {self._setup.app} cannot be loaded: {problem[0].decode()}"
+            )
+        worker.ready = True
+        self._failed_starts = 0
+        self._dispatch()
 
     def _take_outcome(self, worker: _WorkerProcess) -> None:
         job, outcome, reply, state = worker.receive()
         if outcome.compile_seconds > 0:
             log.info("Worker %d compiled for %.1f s", worker.index, outcome.compile_seconds)
-        with self._changed:
-            worker.jobs.popleft()
-            self._compiled += outcome.compile_seconds
-            if state is not None:
-                self._states[job.node_id] = state
-            self._finish(job, reply)
-            self._go_on()
+        worker.jobs.popleft()
+        self._compiled += outcome.compile_seconds
+        if state is not None:
+            self._states[job.node_id] = state
+        self._finish(job, reply)
+        self._dispatch()
 
     def _replace(self, worker: _WorkerProcess) -> None:
-        """Put a new worker in the place of one that died; the lock is held."""
+        """Put a new worker in the place of one that died."""
         end = worker.describe_end()
         if not worker.ready:
             self._failed_starts += 1
             if self._failed_starts >= _MOST_CRASHES:
-                self._fail(f"Worker processes do not start: {end}.")
-                return
+                raise RunFailed(f"Worker processes do not start: {end}.")
         log.warning("Worker %d %s and is replaced", worker.index, end)
         jobs = list(worker.jobs)
         if jobs:  # the first one was at work, the others only waited
@@ -325,13 +288,10 @@ class WorkerPool:
                 self._finish(job, Message(error, reply_to=job.instruction))
         self._busy_nodes -= {job.node_id for job in jobs}
         self._pending.extendleft(reversed(jobs))
+        self._arrivals.unregister(worker.channel)
         worker.close()
-        self._workers[worker.index] = _WorkerProcess(worker.index, self._setup)
-        self._go_on()
-
-    def _fail(self, reason: str) -> None:
-        self._failure = RunFailed(reason)
-        self._changed.notify_all()
+        self._workers[worker.index] = self._start(worker.index)
+        self._dispatch()
 
 
 class _WorkerProcess:

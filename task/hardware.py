@@ -3,6 +3,7 @@
 import contextlib
 
 import torch
+from torch import nn
 
 
 def set_threads(num_threads: int) -> None:
@@ -46,3 +47,9 @@ def resolve_device(name: str | torch.device) -> torch.device:
                 f"device {text!r} was asked for but there are {torch.cuda.device_count()} of them"
             )
     return torch.device(text)
+
+
+def move(model: nn.Module, device: torch.device) -> None:
+    """Put a model on a device, unless all of it is there: finding that out is quicker."""
+    if any(tensor.device != device for tensor in (*model.parameters(), *model.buffers())):
+        model.to(device)

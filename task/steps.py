@@ -6,7 +6,7 @@ For the loss F of a batch, the start x₀ of the local training and a proximal w
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -252,17 +252,19 @@ def _from_compiler(error: Exception) -> bool:
     return type(error).__module__.startswith(("torch._dynamo", "torch._inductor"))
 
 
-@contextmanager
-def compiler_settings(kind: str) -> Iterator[None]:
+def compiler_settings(kind: str) -> AbstractContextManager[Any]:
     """Hold the compiler settings that the steps of a kind need."""
-    if kind != "compiled":
-        yield
-        return
+    return _compiled_settings() if kind == "compiled" else nullcontext()
+
+
+@cache
+def _compiled_settings() -> AbstractContextManager[Any]:
     import torch._dynamo
 
-    with torch._dynamo.config.patch(
+    # Made once: torch makes a class for every one of them.
+    settings: AbstractContextManager[Any] = torch._dynamo.config.patch(
         trace_autograd_ops=True,
         recompile_limit=_MOST_COMPILED_VARIANTS,
         accumulated_recompile_limit=_MOST_COMPILED_VARIANTS,
-    ):
-        yield
+    )
+    return settings

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from task.hardware import resolve_device, set_threads
+from task.hardware import move, resolve_device, set_threads
 from task.steps import CompiledStepError, LossFn, compiler_settings, in_layout_of, make_epoch
 from task.tensors import Shard
 
@@ -65,7 +65,7 @@ def train(
     if epochs < 1 or batch_size < 1:
         raise ValueError(f"epochs ({epochs}) and batch size ({batch_size}) must be at least 1")
     place = resolve_device(device)
-    model.to(place)
+    move(model, place)
     x, y = shard.x.to(place), shard.y.to(place)
     order = torch.Generator().manual_seed(seed)
     losses: list[Tensor] = []
@@ -101,7 +101,7 @@ def evaluate(
         Loss per sample; None is cross-entropy.
     """
     place = resolve_device(device)
-    model.to(place)
+    move(model, place)
     classes = not shard.y.is_floating_point()
     loss = torch.zeros((), dtype=torch.float64, device=place)
     correct = torch.zeros((), dtype=torch.int64, device=place)
@@ -124,12 +124,14 @@ def evaluate(
 def _mode(model: nn.Module, *, training: bool) -> Iterator[None]:
     """Hold a model in training or eval mode; afterwards every module is back in its own."""
     before = [(module, module.training) for module in model.modules()]
-    model.train(training)
+    if any(mode != training for _, mode in before):
+        model.train(training)
     try:
         yield
     finally:
         for module, mode in before:
-            module.training = mode
+            if module.training != mode:
+                module.training = mode
 
 
 @contextlib.contextmanager

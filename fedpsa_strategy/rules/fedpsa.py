@@ -16,6 +16,7 @@ uniform (1 / L_s) as long as Q has never been full.
 from __future__ import annotations
 
 import math
+import operator
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -114,18 +115,18 @@ class FedPSARule(Rule):
         super().start(model)
         self.buffer: list[tuple[Vector, float]] = []
         self.thermometer = Thermometer(self.queue_size, self.gamma, self.delta)
-        self._global_sketch: NDArray[np.float64] | None = None
+        self._global_sketch: list[float] | None = None
 
     @property
-    def global_sketch(self) -> NDArray[np.float64]:
+    def global_sketch(self) -> list[float]:
         """s~_global of the current model."""
         if self._global_sketch is None:
-            self._global_sketch = np.asarray(self.sketch(self.model), dtype=np.float64)
+            self._global_sketch = np.asarray(self.sketch(self.model), np.float64).tolist()
         return self._global_sketch
 
     def add(self, update: Update) -> Vector | None:
         """Buffer the update; aggregate when the buffer is full."""
-        kappa = cosine(np.asarray(update.metrics["sketch"], np.float64), self.global_sketch)
+        kappa = cosine(update.metrics["sketch"], self.global_sketch)
         self.buffer.append((update.delta, kappa))
         self.thermometer.push(update.squared_norm)
         temperature = self.thermometer.temperature if self.use_thermometer else 1.0
@@ -164,15 +165,15 @@ class FedPSARule(Rule):
         self.thermometer.reference = state["reference"]
 
 
-def cosine(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
+def cosine(a: Sequence[float], b: Sequence[float]) -> float:
     """Return cos(a, b), 0 if either norm is 0, summed exactly and clipped to [-1, 1]."""
     # Scaling first: the sketches of tiny or huge models must not under- or overflow when squared.
-    scale_a, scale_b = float(np.max(np.abs(a))), float(np.max(np.abs(b)))
+    scale_a, scale_b = max(map(abs, a)), max(map(abs, b))
     if scale_a == 0 or scale_b == 0:
         return 0.0
-    a, b = a / scale_a, b / scale_b
-    norms = math.sqrt(math.fsum(a * a)) * math.sqrt(math.fsum(b * b))
-    return max(-1.0, min(1.0, math.fsum(a * b) / norms))
+    a, b = [x / scale_a for x in a], [x / scale_b for x in b]
+    norms = math.sqrt(math.fsum(x * x for x in a)) * math.sqrt(math.fsum(x * x for x in b))
+    return max(-1.0, min(1.0, math.fsum(map(operator.mul, a, b)) / norms))
 
 
 def softmax(kappas: Sequence[float], temperature: float | None) -> list[float]:
