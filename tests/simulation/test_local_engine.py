@@ -113,6 +113,7 @@ def test_packing_leaves_big_arrays_where_they_are() -> None:
     assert again.metadata.__dict__ == message.metadata.__dict__
     assert pack(again).same_as(packed)
     assert not pack(again).same_as(pack(RecordDict()))
+    assert again.content["arrays"].object_id == arrays.object_id  # what Flower knows it by
 
 
 @pytest.mark.engine

@@ -261,6 +261,21 @@ def test_devices(monkeypatch):
         resolve_device("cuda:2")
 
 
+def test_a_model_is_moved_unless_all_of_it_is_there(monkeypatch):
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    moved = []
+    to = model.to
+    monkeypatch.setattr(model, "to", lambda device: (moved.append(device), to(device)))
+    hardware.move(model, torch.device("cpu"))
+    assert moved == []
+    model[1].running_mean = model[1].running_mean.to("meta")  # a single buffer is elsewhere
+    with pytest.raises(NotImplementedError, match="meta"):
+        hardware.move(model, torch.device("cpu"))
+    hardware.move(model, torch.device("meta"))
+    assert {tensor.device.type for tensor in model.state_dict().values()} == {"meta"}
+    assert len(moved) == 2
+
+
 def test_threads_can_be_set_again_and_again():
     for count in (2, 1, 2):
         set_threads(count)
