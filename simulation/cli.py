@@ -96,7 +96,8 @@ def add_run(subparsers: Subparsers) -> None:
         "--train-here",
         action="store_true",
         help="local: the server's process trains too, beside the workers, of which there is one"
-        " less by default; a client that takes its process down then ends the run",
+        " less by default: quicker where tasks take milliseconds; a client that takes its process"
+        " down then ends the run",
     )
     parser.add_argument(
         "--cpus",

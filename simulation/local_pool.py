@@ -42,6 +42,7 @@ _MOST_CRASHES = 3  # of one task, or of workers that did not even start
 _WAITING_BYTES = 64 * 2**10  # of a job that may wait in the socket of a worker that is busy
 _SOCKET_BYTES = 4 * _WAITING_BYTES
 _HELD_BYTES = 64 * 2**20  # data of big arrays that a worker keeps in case they are needed again
+_LONGEST_WAIT = 3600.0  # seconds of one system call, which has a limit
 _GRACE = 1.0  # seconds between the request to end and the end by force
 
 
@@ -79,7 +80,8 @@ class WorkerPool:
     left it. A worker that dies is replaced and its jobs are done again.
 
     What workers send is taken in whenever the pool is called: without a thread of its own, which
-    would ask for Python's lock all the time. The waiting job is what keeps a worker busy meanwhile.
+    would ask for Python's lock all the time. The waiting job is what keeps a worker busy meanwhile,
+    if job and reply fit into its socket; else it waits until whoever owns the pool has time.
 
     Parameters
     ----------
@@ -153,7 +155,7 @@ class WorkerPool:
             left = give_up - time.monotonic()
             if left <= 0:
                 break
-            self._take_arrivals(left)
+            self._take_arrivals(min(left, _LONGEST_WAIT))
         return self._news > 0
 
     def close(self) -> None:

@@ -124,8 +124,7 @@ def evaluate(
 def _mode(model: nn.Module, *, training: bool) -> Iterator[None]:
     """Hold a model in training or eval mode; afterwards every module is back in its own."""
     before = [(module, module.training) for module in model.modules()]
-    if any(mode != training for _, mode in before):
-        model.train(training)
+    model.train(training)
     try:
         yield
     finally:

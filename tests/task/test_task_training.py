@@ -204,6 +204,19 @@ def test_modes_are_restored():
     assert (model.training, model.norm.training, model.drop.training) == (True, False, True)
 
 
+def test_a_model_may_keep_a_part_of_it_out_of_training():
+    class Frozen(nn.Sequential):
+        def train(self, mode=True):
+            super().train(mode)
+            self[0].eval()  # its statistics stay as they are
+            return self
+
+    model = Frozen(nn.BatchNorm1d(3), nn.Linear(3, 2))
+    shard = Shard(torch.randn(8, 3), torch.zeros(8, dtype=torch.int64))
+    train(model, shard, lr=0.1, epochs=1, batch_size=4, seed=0)
+    assert int(model[0].num_batches_tracked) == 0
+
+
 def test_evaluation_counts_every_sample_once_and_changes_nothing():
     shard = toy_shard(n=23)
     model = noisy_model()
