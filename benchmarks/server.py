@@ -221,7 +221,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         f"with the last of {BUFFER} uploads also the new version and the record that is sent. The "
         "sketch of the global model, measured in `sketch.md`, is left out. Processor time of "
         "one thread. The limit is a NumPy dot product and a copy of the same vector, kept as the "
-        "update has to be, in turn with the uploads. Median of the repeats, range in brackets."
+        "update has to be, in turn with the uploads, for d from 10⁶ on: below, what every message "
+        "takes whatever its size is many times that. Median of the repeats, range in brackets."
     )
     rows, data = [], {}
     for size in sizes:
