@@ -1,4 +1,4 @@
-"""Our local engine against a bare training loop, taking turns of a second or two.
+"""Our local engine against a bare training loop, taking turns of a second.
 
 On a shared machine the speed of a process swings by a third from minute to minute. So all
 contestants are started, and then all but one are stopped at any time: neighbouring turns meet the
@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.jobs import ROOT, Job, bare_command, descendants, local_command
-from benchmarks.measure import Spread, paired_ratio
+from benchmarks.measure import Spread
 from benchmarks.report import Report, parser
 
 JOBS = {
@@ -142,20 +142,39 @@ def ready(job: Job, processes: Sequence[int]) -> Iterator[dict[str, tuple[int, C
 
 
 def measure(
-    contestants: dict[str, tuple[int, Contestant]], turns: int, seconds: float
-) -> dict[str, list[float]]:
-    """Return everybody's tasks per second, turn by turn."""
+    contestants: dict[str, tuple[int, Contestant]], repeats: int, seconds: float
+) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """Return everybody's tasks per second, turn by turn, and the engines' ratios to the bare loop.
+
+    Every turn of an engine is compared with the mean of the bare loop's turns before and after it.
+    """
     rates: dict[str, list[float]] = {name: [] for name in contestants}
-    for _ in range(turns):
-        for name, (_, contestant) in contestants.items():
-            contestant.go()
-            time.sleep(_SETTLE)
-            before, started = contestant.count(), time.perf_counter()
-            time.sleep(seconds)
-            done, duration = contestant.count() - before, time.perf_counter() - started
-            contestant.stop()
-            rates[name].append(max(done, 1) / duration)
-    return rates
+    ratios: dict[str, list[float]] = {name: [] for name in contestants if not _is_bare(name)}
+
+    def turn(name: str) -> float:
+        contestant = contestants[name][1]
+        contestant.go()
+        time.sleep(_SETTLE)
+        before, started = contestant.count(), time.perf_counter()
+        time.sleep(seconds)
+        done, duration = contestant.count() - before, time.perf_counter() - started
+        contestant.stop()
+        rates[name].append(max(done, 1) / duration)
+        return rates[name][-1]
+
+    for _ in range(repeats):
+        for bare in filter(_is_bare, contestants):
+            before = turn(bare)
+            for name in ratios:
+                if contestants[name][0] == contestants[bare][0]:
+                    rate, after = turn(name), turn(bare)
+                    ratios[name].append((before + after) / 2 / rate)
+                    before = after
+    return rates, ratios
+
+
+def _is_bare(name: str) -> bool:
+    return name.startswith("bare")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -163,7 +182,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser("benchmarks.slices", __doc__ or "")
     options.set_defaults(repeats=20)
     options.add_argument("--dataset", default="fmnist", choices=list(JOBS))
-    options.add_argument("--seconds", type=float, default=2.0, help="length of a turn")
+    options.add_argument("--seconds", type=float, default=1.0, help="length of a turn")
     options.add_argument("--processes", type=int, nargs="+", default=[1, 2])
     options.add_argument("--data-dir", default="", help="where the datasets' files are")
     parsed = options.parse_args(arguments)
@@ -173,24 +192,30 @@ def main(arguments: Sequence[str] | None = None) -> None:
     report = Report("slices", "The local engine against the bare training loop", command)
     job = replace(JOBS[parsed.dataset], data_dir=parsed.data_dir)
     with ready(job, parsed.processes) as contestants:
-        rates = measure(contestants, parsed.repeats, parsed.seconds)
+        rates, ratios = measure(contestants, parsed.repeats, parsed.seconds)
     report.text(
         f"{parsed.dataset}, {job.step} step, {job.epochs} epochs a task. Turns of "
-        f"{parsed.seconds:g} s, {parsed.repeats} of each; whoever has no turn is stopped. The bare "
+        f"{parsed.seconds:g} s, {parsed.repeats} of each engine, between turns of the bare loop on "
+        "as many processes; whoever has no turn is stopped. The bare "
         "loop does the local training and nothing else; FedBuff's clients do the same, FedPSA's "
         "also sensitivity and sketch. Processes are those that train: the server is another one, "
-        "or, with `--train-here`, one of them. Wall time over the bare loop's on as many "
-        "processes, by neighbouring turns; medians, with the least and the most in brackets."
+        "or, with `--train-here`, one of them. Wall time over the mean of the bare loop's before "
+        "and after; medians, with the least and the most in brackets."
     )
     rows = []
     for name, (number, _) in contestants.items():
-        over = paired_ratio(rates[f"bare loop, {number}"], rates[name])
-        rows.append([name, Spread.of(rates[name]).show(), over.show()])
+        rate = Spread.of(rates[name]).show()
+        if _is_bare(name):
+            rows.append([name, rate, ""])
+            continue
+        over = Spread.of(ratios[name])
+        rows.append([name, rate, over.show()])
         limit = LIMITS.get((parsed.dataset, number))
-        if not name.startswith("bare") and limit is not None:
+        if limit is not None:
             report.target(f"{parsed.dataset}: wall time / bare loop, {name}", over.median, limit)
     report.table("", ["processes that train", "tasks/s", "wall time / bare loop"], rows)
     report.data("rates", rates)
+    report.data("ratios", ratios)
     report.data("job", job.described())
     print(report.write(parsed.out).read_text())
 

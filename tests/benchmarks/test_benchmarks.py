@@ -122,7 +122,14 @@ def test_slices(tmp_path, monkeypatch):
     _, record = results(tmp_path, "slices")
     names = ["bare loop, 1", "local engine, FedPSA, 1", "local engine, FedBuff, 1"]
     assert list(record["rates"]) == names
-    assert all(len(rates) == 2 for rates in record["rates"].values())
+    assert [len(rates) for rates in record["rates"].values()] == [6, 2, 2]
+    # Each turn of an engine lies between two of the bare loop, which neighbours share.
+    (bare, fedpsa, fedbuff) = (record["rates"][name] for name in names)
+    expected = {
+        names[1]: [(bare[0] + bare[1]) / 2 / fedpsa[0], (bare[3] + bare[4]) / 2 / fedpsa[1]],
+        names[2]: [(bare[1] + bare[2]) / 2 / fedbuff[0], (bare[4] + bare[5]) / 2 / fedbuff[1]],
+    }
+    assert record["ratios"] == expected
     assert len(started) >= 5  # a loop, and two runs with a worker each
     deadline = time.monotonic() + 60
     while started & {process.pid for process in list_processes() if not process.zombie}:
