@@ -16,8 +16,9 @@ import time
 import torch
 
 from benchmarks.measure import own_peak
-from task.steps import compiler_settings, make_epoch
+from task.steps import make_training
 from task.tasks import DatasetTask
+from task.training import shuffled
 
 
 def main() -> None:
@@ -53,28 +54,24 @@ def main() -> None:
     def train(number: int) -> None:
         shard = shards[number % len(shards)]
         model.load_state_dict(start)
-        epoch = make_epoch(options.step, model, options.batch_size, 0.01, 0.0)
-        generator = torch.Generator().manual_seed(number)
-        for _ in range(options.epochs):
-            order = torch.randperm(len(shard), generator=generator)
-            epoch(shard.x, shard.y, order)
+        training = make_training(options.step, model, options.batch_size, 0.01, 0.0)
+        training(shard.x, shard.y, shuffled(len(shard), options.epochs, number))
 
-    with compiler_settings(options.step):
-        train(0)
-        if options.endless:
-            for number in itertools.count():
-                train(number)
-                os.write(sys.stdout.fileno(), b".")
-        print("ready", flush=True)
-        sys.stdin.readline()
-        started, cpu_started = time.perf_counter(), time.process_time()
-        for number in range(options.tasks):
+    train(0)
+    if options.endless:
+        for number in itertools.count():
             train(number)
-        found = {
-            "seconds": time.perf_counter() - started,
-            "cpu_seconds": time.process_time() - cpu_started,
-            "peak_memory": own_peak(),
-        }
+            os.write(sys.stdout.fileno(), b".")
+    print("ready", flush=True)
+    sys.stdin.readline()
+    started, cpu_started = time.perf_counter(), time.process_time()
+    for number in range(options.tasks):
+        train(number)
+    found = {
+        "seconds": time.perf_counter() - started,
+        "cpu_seconds": time.process_time() - cpu_started,
+        "peak_memory": own_peak(),
+    }
     print(json.dumps(found), flush=True)
 
 

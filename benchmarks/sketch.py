@@ -22,7 +22,7 @@ from fedpsa_strategy.compiled_sensitivity import compiled_sensitivity
 from fedpsa_strategy.parameter_sensitivity import sensitivity
 from fedpsa_strategy.probe import num_trainable
 from task.models import make_model
-from task.steps import compiler_settings, make_epoch
+from task.steps import make_training
 from task.tensors import Shard
 from task.training import train
 
@@ -177,17 +177,16 @@ def measure_compiled(case: Case, repeats: int) -> tuple[dict[str, Spread], float
     batch = Calibration.gaussian(case.shape, size=CALIBRATION, num_classes=10).tensors("cpu")
     sketch = Sketch(num_trainable(model), DIM)
     vector = compiled_sensitivity(model, *batch)
-    with compiler_settings("compiled"):
-        epoch = make_epoch("compiled", model, BATCH_SIZE, 1e-6, 0.0)
-        order = torch.randperm(len(x))
-        calls: dict[str, Callable[[], Any]] = {
-            "training": lambda: epoch(x, y, order),
-            "sensitivity": lambda: compiled_sensitivity(model, *batch),
-            "sketch": lambda: sketch(vector),
-        }
-        found = interleave(
-            {k: partial(cpu_seconds_of, f) for k, f in calls.items()}, repeats, warm_up=1
-        )
+    training = make_training("compiled", model, BATCH_SIZE, 1e-6, 0.0)
+    order = torch.randperm(len(x))[None]
+    calls: dict[str, Callable[[], Any]] = {
+        "training": lambda: training(x, y, order),
+        "sensitivity": lambda: compiled_sensitivity(model, *batch),
+        "sketch": lambda: sketch(vector),
+    }
+    found = interleave(
+        {k: partial(cpu_seconds_of, f) for k, f in calls.items()}, repeats, warm_up=1
+    )
     found["training"] = [EPOCHS * seconds for seconds in found["training"]]
     ours = [a + b for a, b in zip(found["sensitivity"], found["sketch"], strict=True)]
     times = {f"compiled {key}": Spread.of(found[key]) for key in ("training", "sensitivity")}

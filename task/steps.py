@@ -5,27 +5,34 @@ For the loss F of a batch, the start x₀ of the local training and a proximal w
     y ← y - η (∇F(y) + ρ (y - x₀))
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import cache
-from typing import Any
+from typing import Any, cast
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+log = logging.getLogger("flwr")
+
 STEPS = ("eager", "compiled")
 
-# One compiled variant per model, number of steps in a call, size of a last, shorter batch and use
-# of the proximal term. Beyond the limit torch raises an error (see fullgraph below).
+# One compiled variant per model, size of a batch, size of a last, shorter batch and use of the
+# proximal term. Beyond the limit torch raises an error (see fullgraph below).
 _MOST_COMPILED_VARIANTS = 256
 
 # A call of compiled code costs about as much as two steps of a small model. So such a model takes
-# up to so many steps in a call, which a large one would only take longer to compile for.
-_STEPS_PER_CALL = 20
+# all steps of a task in one call, by a loop that is compiled too.
 _SMALL_MODEL = 2**17
 
-Epoch = Callable[[Tensor, Tensor, Tensor], Tensor]
+# On a CPU also what calls the kernels is compiled: in Python it takes a third of small steps.
+# Batches that are gathered when their turn comes, not several at once, are in the cache when used.
+_CPU_OPTIONS: dict[str, Any] = {"cpp_wrapper": True, "cpp.max_horizontal_fusion_size": 1}
+
+Training = Callable[[Tensor, Tensor, Tensor], Tensor]
 LossFn = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -45,18 +52,18 @@ def batch_loss(loss_fn: LossFn | None, outputs: Tensor, targets: Tensor) -> Tens
     return loss_fn(outputs, targets).mean()
 
 
-def make_epoch(
+def make_training(
     kind: str,
     model: nn.Module,
     batch_size: int,
     learning_rate: float,
     proximal: float,
     loss_fn: LossFn | None = None,
-) -> Epoch:
-    """Return a function that takes all inputs and targets, and the order in which to visit them.
+) -> Training:
+    """Return a function of all inputs, all targets and the orders in which to visit them.
 
-    It takes one step per batch, the last, shorter one included, which updates the model, and
-    returns the batches' losses.
+    The orders are a matrix with a row for every epoch. It takes one step per batch, the last,
+    shorter one of an epoch included, which updates the model, and returns the batches' losses.
 
     Parameters
     ----------
@@ -75,41 +82,11 @@ def make_epoch(
         Loss per sample; None is cross-entropy.
     """
     if kind == "eager":
-        return _eager_epoch(model, batch_size, learning_rate, proximal, loss_fn)
+        return _eager_training(model, batch_size, learning_rate, proximal, loss_fn)
     if kind == "compiled":
-        return _compiled_epoch(model, batch_size, learning_rate, proximal, loss_fn)
+        make = _looped_training if _can_loop(model) else _compiled_training
+        return make(model, batch_size, learning_rate, proximal, loss_fn)
     raise ValueError(f"unknown step {kind!r}; choose from {', '.join(STEPS)}")
-
-
-def _eager_epoch(
-    model: nn.Module,
-    batch_size: int,
-    learning_rate: float,
-    proximal: float,
-    loss_fn: LossFn | None,
-) -> Epoch:
-    parameters = trainable(model)
-    start = _start(parameters, proximal)
-
-    def step(x: Tensor, y: Tensor) -> Tensor:
-        loss = batch_loss(loss_fn, model(x), y)
-        gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
-        with torch.no_grad():
-            if start:
-                distance = torch._foreach_sub(parameters, start)
-                gradients = torch._foreach_add(gradients, distance, alpha=proximal)
-            torch._foreach_add_(parameters, gradients, alpha=-learning_rate)
-        return loss.detach()
-
-    def epoch(inputs: Tensor, targets: Tensor, order: Tensor) -> Tensor:
-        batches = zip(
-            torch.split(in_layout_of(model, inputs.index_select(0, order)), batch_size),
-            torch.split(targets.index_select(0, order), batch_size),
-            strict=True,
-        )
-        return torch.stack([step(x, y) for x, y in batches])
-
-    return epoch
 
 
 def in_layout_of(model: nn.Module, x: Tensor) -> Tensor:
@@ -127,144 +104,265 @@ def _start(parameters: Sequence[Tensor], proximal: float) -> list[Tensor]:
     return [parameter.detach().clone() for parameter in parameters] if proximal else []
 
 
-def _whole_steps(
-    model: nn.Module,
-    inputs: Tensor,
-    targets: Tensor,
-    order: Tensor | None,
-    batch_size: int,
-    learning_rate: Tensor,
-    proximal: Tensor,
-    start: Sequence[Tensor],
-    loss_fn: LossFn | None,
-) -> Tensor:
-    """Do the same as eager steps, in the form in which they compile into a single graph."""
-    parameters = trainable(model)
-    losses = []
-    for x, y in _batches(model, inputs, targets, order, batch_size):
-        loss = batch_loss(loss_fn, model(x), y)
-        gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
-        with torch.no_grad():
-            for index, parameter in enumerate(parameters):
-                gradient = gradients[index]
-                if start:
-                    gradient = gradient + proximal * (parameter - start[index])
-                parameter.sub_(learning_rate * gradient)
-        losses.append(loss.detach())
-    return torch.stack(losses)
+# --- One call per step ----------------------------------------------------------------------------
 
 
-def _batches(
-    model: nn.Module, inputs: Tensor, targets: Tensor, order: Tensor | None, batch_size: int
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the batches; without an order the samples are in theirs already."""
-    if order is None:
-        yield from zip(
-            torch.split(inputs, batch_size), torch.split(targets, batch_size), strict=True
-        )
-        return
-    for part in torch.split(order, batch_size):
-        yield in_layout_of(model, inputs.index_select(0, part)), targets.index_select(0, part)
+def _step_by_step(
+    model: nn.Module, batch_size: int, step: Callable[[Tensor, Tensor], Tensor]
+) -> Training:
+    def training(inputs: Tensor, targets: Tensor, orders: Tensor) -> Tensor:
+        losses = []
+        for order in orders:
+            x = in_layout_of(model, inputs.index_select(0, order))
+            y = targets.index_select(0, order)
+            batches = zip(torch.split(x, batch_size), torch.split(y, batch_size), strict=True)
+            losses += [step(*batch) for batch in batches]
+        return torch.stack(losses)
+
+    return training
 
 
-@cache
-def _compiled(device_type: str) -> Callable[..., Tensor]:
-    # The model is an argument: torch guards its structure, not its identity, so that all models of
-    # one architecture share the compiled code. fullgraph, else parts could silently run eagerly.
-    # On a CPU also what calls the kernels is compiled: in Python it takes a third of small steps.
-    options: dict[str, Any] | None = {"cpp_wrapper": True} if device_type == "cpu" else None
-    return torch.compile(_whole_steps, fullgraph=True, dynamic=False, options=options)
-
-
-def _compiled_epoch(
+def _eager_training(
     model: nn.Module,
     batch_size: int,
     learning_rate: float,
     proximal: float,
     loss_fn: LossFn | None,
-) -> Epoch:
-    device = next(model.parameters()).device
+) -> Training:
     parameters = trainable(model)
     start = _start(parameters, proximal)
-    # As tensors, because a changed Python number would mean compiling anew.
-    rate = torch.tensor(learning_rate, device=device)
-    weight = torch.tensor(proximal, device=device)
-    compiled = _compiled(device.type)
-    small = sum(parameter.numel() for parameter in parameters) <= _SMALL_MODEL
-    most_steps = _STEPS_PER_CALL if small else 1
 
-    def steps(inputs: Tensor, targets: Tensor, order: Tensor | None) -> Tensor:
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        loss = batch_loss(loss_fn, model(x), y)
+        gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
+        with torch.no_grad():
+            if start:
+                distance = torch._foreach_sub(parameters, start)
+                gradients = torch._foreach_add(gradients, distance, alpha=proximal)
+            torch._foreach_add_(parameters, gradients, alpha=-learning_rate)
+        return loss.detach()
+
+    return _step_by_step(model, batch_size, step)
+
+
+def _compiled_training(
+    model: nn.Module,
+    batch_size: int,
+    learning_rate: float,
+    proximal: float,
+    loss_fn: LossFn | None,
+) -> Training:
+    parameters = trainable(model)
+    start = _start(parameters, proximal)
+    rate, weight, device = _numbers(model, learning_rate, proximal)
+    compiled = _compiled(_whole_step, device.type)
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        with _autograd_in_graphs():
+            loss: Tensor = _call(compiled, model, x, y, rate, weight, start, loss_fn)
+        return loss
+
+    return _step_by_step(model, batch_size, step)
+
+
+def _whole_step(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    rate: Tensor,
+    weight: Tensor,
+    start: Sequence[Tensor],
+    loss_fn: LossFn | None,
+) -> Tensor:
+    """Do the same as an eager step, in the form in which it compiles into a single graph."""
+    parameters = trainable(model)
+    loss = batch_loss(loss_fn, model(x), y)
+    gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
+    with torch.no_grad():
+        for index, parameter in enumerate(parameters):
+            gradient = gradients[index]
+            if start:
+                gradient = gradient + weight * (parameter - start[index])
+            parameter.sub_(rate * gradient)
+    return loss.detach()
+
+
+# --- One call for all steps -----------------------------------------------------------------------
+
+
+_cannot_loop: WeakSet[nn.Module] = WeakSet()
+
+
+def _can_loop(model: nn.Module) -> bool:
+    """Tell whether a compiled loop is worth it and possible: what it changes must go through it."""
+    return (
+        next(model.parameters()).device.type == "cpu"
+        and sum(parameter.numel() for parameter in trainable(model)) <= _SMALL_MODEL
+        and next(model.buffers(), None) is None
+        and model not in _cannot_loop
+    )
+
+
+def _looped_training(
+    model: nn.Module,
+    batch_size: int,
+    learning_rate: float,
+    proximal: float,
+    loss_fn: LossFn | None,
+) -> Training:
+    values = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
+    start = _start(list(values.values()), proximal)
+    rate, weight, device = _numbers(model, learning_rate, proximal)
+    compiled = _compiled(_all_steps, device.type)
+
+    def training(inputs: Tensor, targets: Tensor, orders: Tensor) -> Tensor:
+        epochs, num_samples = orders.shape
+        full, rest = divmod(num_samples, batch_size)
+        losses = torch.zeros(epochs * (full + bool(rest)), dtype=torch.float64)
+        order = orders.flatten()
+        _share_code(inputs, targets, order, losses)
+        counts = torch.tensor(epochs), torch.tensor(full)
         try:
-            return compiled(model, inputs, targets, order, batch_size, rate, weight, start, loss_fn)
-        except Exception as error:
-            if not _from_compiler(error):
-                raise
-            raise CompiledStepError(
-                'the training step could not be compiled: step = "compiled" needs a working C++ '
-                'compiler such as g++ (on PATH or in CXX). Install one or set step = "eager". '
-                f"torch says: {type(error).__name__}: {error}"
-            ) from error
+            found, *ends = _call(
+                *(compiled, model, values, inputs, targets, order, *counts, batch_size, rest),
+                *(losses, rate, weight, start, loss_fn),
+            )
+        except CompiledStepError as error:
+            # Such as a forward pass that also changes something else. Or there is no compiler, of
+            # which the single step will tell.
+            _cannot_loop.add(model)
+            log.warning("%s is compiled step by step: %s", type(model).__name__, error.__cause__)
+            one_by_one = _compiled_training(model, batch_size, learning_rate, proximal, loss_fn)
+            return one_by_one(inputs, targets, orders)
+        for value, end in zip(values.values(), ends, strict=True):
+            value.copy_(end)
+        return cast(Tensor, found)
 
-    def epoch(inputs: Tensor, targets: Tensor, order: Tensor) -> Tensor:
-        sizes = _samples_per_call(len(order), batch_size, most_steps)
-        if small:
-            _allow_other_lengths(inputs, targets)
-            # Batches that are gathered when their turn comes are still in the cache when used.
-            parts = torch.split(order, sizes)
-            return torch.cat([steps(inputs, targets, part) for part in parts])
-        x = in_layout_of(model, inputs.index_select(0, order))
-        y = targets.index_select(0, order)
-        calls = zip(torch.split(x, sizes), torch.split(y, sizes), strict=True)
-        return torch.cat([steps(x, y, None) for x, y in calls])
-
-    return epoch
+    return training
 
 
-_lengths_seen: set[int] = set()
-
-
-def _allow_other_lengths(inputs: Tensor, targets: Tensor) -> None:
-    """Where clients have different numbers of samples, let all share the compiled code.
-
-    Else each would wait for a compiler. Code for one length alone is a little faster, and gives the
-    same bits: batches are copied out of the samples either way.
-    """
+def _share_code(*tensors: Tensor) -> None:
+    """Let clients with other numbers of samples use the same code, instead of compiling theirs."""
     import torch._dynamo
 
-    _lengths_seen.add(len(inputs))
-    if len(_lengths_seen) > 1:
-        torch._dynamo.maybe_mark_dynamic(inputs, 0)
-        torch._dynamo.maybe_mark_dynamic(targets, 0)
+    for tensor in tensors:
+        torch._dynamo.maybe_mark_dynamic(tensor, 0)
 
 
-def _samples_per_call(num_samples: int, batch_size: int, most_steps: int) -> list[int]:
-    """Share the full batches of an epoch out to as few and as equal calls as can be.
+def _all_steps(
+    model: nn.Module,
+    values: dict[str, Tensor],
+    inputs: Tensor,
+    targets: Tensor,
+    order: Tensor,
+    epochs: Tensor,
+    full: Tensor,
+    batch_size: int,
+    rest: int,
+    losses: Tensor,
+    rate: Tensor,
+    weight: Tensor,
+    start: Sequence[Tensor],
+    loss_fn: LossFn | None,
+) -> tuple[Tensor, ...]:
+    """Do the same as eager steps, in two loops: over epochs, and over their full batches.
 
-    Equal, because every other size has to be compiled; a last, shorter batch has its own call.
+    What changes goes through the loops: a counter, the losses so far and the parameters.
     """
-    full, rest = divmod(num_samples, batch_size)
-    num_calls = -(-full // most_steps)
-    steps = [full // num_calls + (call < full % num_calls) for call in range(num_calls)]
-    return [batch_size * count for count in steps] + [rest] * bool(rest)
+    from torch._higher_order_ops import while_loop as untyped
+
+    while_loop: Callable[..., tuple[Tensor, ...]] = untyped
+
+    def step(
+        position: Tensor, size: int, number: Tensor, losses: Tensor, parameters: Sequence[Tensor]
+    ) -> tuple[Tensor, ...]:
+        part = order.index_select(0, position + torch.arange(size))
+        x, y = in_layout_of(model, inputs.index_select(0, part)), targets.index_select(0, part)
+
+        def loss_of(values: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+            loss = batch_loss(loss_fn, torch.func.functional_call(model, values, (x,)), y)
+            return loss, loss
+
+        by_name, loss = torch.func.grad(loss_of, has_aux=True)(
+            dict(zip(values, parameters, strict=True))
+        )
+        gradients = list(by_name.values())
+        if start:
+            gradients = [
+                gradient + weight * (parameter - first)
+                for gradient, parameter, first in zip(gradients, parameters, start, strict=True)
+            ]
+        losses = losses.index_copy(0, number.reshape(1), loss.to(losses.dtype).reshape(1))
+        return losses, *(
+            parameter - rate * gradient
+            for parameter, gradient in zip(parameters, gradients, strict=True)
+        )
+
+    def epoch(index: Tensor, losses: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
+        position, number = index * (full * batch_size + rest), index * (full + bool(rest))
+
+        def batch(index: Tensor, losses: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
+            place = position + index * batch_size
+            return index + 1, *step(place, batch_size, number + index, losses, parameters)
+
+        begin = (_zero(), losses, *parameters)
+        _, losses, *found = while_loop(lambda index, *_: index < full, batch, begin)
+        if rest:
+            place = position + full * batch_size
+            losses, *found = step(place, rest, number + full, losses, found)
+        return index + 1, losses, *found
+
+    begin = (_zero(), losses, *values.values())
+    return while_loop(lambda index, *_: index < epochs, epoch, begin)[1:]
 
 
-def _from_compiler(error: Exception) -> bool:
-    return type(error).__module__.startswith(("torch._dynamo", "torch._inductor"))
+def _zero() -> Tensor:
+    return torch.zeros((), dtype=torch.int64)
 
 
-def compiler_settings(kind: str) -> AbstractContextManager[Any]:
-    """Hold the compiler settings that the steps of a kind need."""
-    return _compiled_settings() if kind == "compiled" else nullcontext()
+# --- The compiler ---------------------------------------------------------------------------------
+
+
+def _numbers(
+    model: nn.Module, learning_rate: float, proximal: float
+) -> tuple[Tensor, Tensor, torch.device]:
+    """Return η and ρ as tensors, because a changed Python number would mean compiling anew."""
+    device = next(model.parameters()).device
+    rate, weight = (torch.tensor(number, device=device) for number in (learning_rate, proximal))
+    return rate, weight, device
 
 
 @cache
-def _compiled_settings() -> AbstractContextManager[Any]:
+def _compiled(function: Callable[..., Any], device_type: str) -> Callable[..., Any]:
+    # The model is an argument: torch guards its structure, not its identity, so that all models of
+    # one architecture share the compiled code. fullgraph, else parts could silently run eagerly.
+    compiled: Callable[..., Any] = torch.compile(  # type: ignore[call-overload]
+        function,
+        fullgraph=True,
+        dynamic=False,
+        options=_CPU_OPTIONS if device_type == "cpu" else None,
+        recompile_limit=_MOST_COMPILED_VARIANTS,
+    )
+    return compiled
+
+
+def _call(compiled: Callable[..., Any], *arguments: Any) -> Any:
+    try:
+        return compiled(*arguments)
+    except Exception as error:
+        if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+            raise
+        raise CompiledStepError(
+            'the training step could not be compiled: step = "compiled" needs a working C++ '
+            'compiler such as g++ (on PATH or in CXX). Install one or set step = "eager". '
+            f"torch says: {type(error).__name__}: {error}"
+        ) from error
+
+
+@cache
+def _autograd_in_graphs() -> AbstractContextManager[Any]:
     import torch._dynamo
 
     # Made once: torch makes a class for every one of them.
-    settings: AbstractContextManager[Any] = torch._dynamo.config.patch(
-        trace_autograd_ops=True,
-        recompile_limit=_MOST_COMPILED_VARIANTS,
-        accumulated_recompile_limit=_MOST_COMPILED_VARIANTS,
-    )
+    settings: AbstractContextManager[Any] = torch._dynamo.config.patch(trace_autograd_ops=True)
     return settings

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from task.hardware import move, resolve_device, set_threads
-from task.steps import CompiledStepError, LossFn, compiler_settings, in_layout_of, make_epoch
+from task.steps import CompiledStepError, LossFn, in_layout_of, make_training
 from task.tensors import Shard
 
 __all__ = ["CompiledStepError", "evaluate", "resolve_device", "set_threads", "train"]
@@ -67,14 +67,16 @@ def train(
     place = resolve_device(device)
     move(model, place)
     x, y = shard.x.to(place), shard.y.to(place)
-    order = torch.Generator().manual_seed(seed)
-    losses: list[Tensor] = []
-    with _mode(model, training=True), _own_random_state(place, seed), compiler_settings(step):
-        epoch = make_epoch(step, model, batch_size, lr, proximal, loss_fn)
-        for _ in range(epochs):
-            permutation = torch.randperm(len(shard), generator=order).to(place)
-            losses.append(epoch(x, y, permutation))
-    return float(torch.cat(losses).double().mean())
+    orders = shuffled(len(shard), epochs, seed).to(place)
+    with _mode(model, training=True), _own_random_state(place, seed):
+        losses = make_training(step, model, batch_size, lr, proximal, loss_fn)(x, y, orders)
+    return float(losses.mean(dtype=torch.float64))
+
+
+def shuffled(num_samples: int, epochs: int, seed: int) -> Tensor:
+    """Return the orders in which epochs visit the samples, a row for each."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.stack([torch.randperm(num_samples, generator=generator) for _ in range(epochs)])
 
 
 def evaluate(
