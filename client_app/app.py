@@ -40,7 +40,6 @@ def train(message: Message, context: Context) -> Message:
         "epochs": _get(config, "local-epochs", int),
         "batch_size": _get(config, "batch-size", int),
         "seed": _get(config, "seed", int),
-        "device": device,
     }
     extra = {}
     started = time.perf_counter()
@@ -52,6 +51,7 @@ def train(message: Message, context: Context) -> Message:
             alignment=_get(config, "alignment", float),
             head_lr=_get(config, "head-lr", float),
             head_epochs=_get(config, "head-epochs", int),
+            device=device,
             **common,
         )
     else:

@@ -125,7 +125,8 @@ class FedPSA(AsyncStrategy):
         """Recompute the sketch of a seeded choice of uploads: κ must not rest on a lie."""
         # What is refused for its norm is not worth an audit; what is clipped is audited as it came.
         checked = super().inspect(task, reply)
-        if uniform(self.seed, "audit", task.sequence) < self.audit_fraction:
+        fraction = self.audit_fraction
+        if fraction > 0 and uniform(self.seed, "audit", task.sequence) < fraction:
             self._audit(task, reply)
         return checked
 

@@ -151,6 +151,6 @@ def _metrics(content: RecordDict) -> MetricRecord:
         raise InvalidReplyError(f"the reply has {len(records)} MetricRecords, need exactly one")
     for name, value in records[0].items():
         values = value if isinstance(value, list) else [value]
-        if not all(math.isfinite(number) for number in values):
+        if not all(map(math.isfinite, values)):
             raise InvalidReplyError(f"metrics[{name!r}] is not finite")
     return records[0]

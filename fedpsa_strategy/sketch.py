@@ -179,11 +179,10 @@ class Sketch:
 
     def _rademacher_of_few(self, values: Any) -> NDArray[np.float64]:
         value = _on_cpu(values).astype(np.float64)
-        sums = np.empty((_HALF_WORDS, len(self._half_words)))
-        for column, half_words in enumerate(self._half_words):
-            sums[:, column] = np.bincount(half_words, value, minlength=_HALF_WORDS)
-        terms = sums[..., None] * _signs_of_bits(_HALF_WORDS)[:, None]
-        return _fold(terms).reshape(-1)[: self.dim]
+        sums = np.empty((len(self._half_words), 1, _HALF_WORDS))
+        for row, half_words in enumerate(self._half_words):
+            sums[row] = np.bincount(half_words, value, minlength=_HALF_WORDS)
+        return _fold(sums * _signs_of_bits(_HALF_WORDS)).reshape(-1)[: self.dim]
 
     @cached_property
     def _half_words(self) -> list[NDArray[Any]]:
@@ -211,7 +210,7 @@ class Sketch:
             self._draw_normals(block, used)
             used *= value[:, None]
             products[len(value) :] = 0
-            total += _fold(products)
+            total += _fold(products.T)
         return total
 
     def _words(self, group: int, start: int, stop: int) -> NDArray[np.uint16]:
@@ -257,21 +256,20 @@ def _signed_sums(sums: NDArray[np.float64]) -> NDArray[np.float64]:
 
 @cache
 def _signs_of_bits(count: int) -> NDArray[np.float64]:
-    """Return 1 or -1 for bit j of i, in row i and column j."""
-    bits = np.arange(count)[:, None] >> np.arange(count.bit_length() - 1) & 1
+    """Return 1 or -1 for bit j of i, in row j and column i."""
+    bits = np.arange(count) >> np.arange(count.bit_length() - 1)[:, None] & 1
     signs: NDArray[np.float64] = np.where(bits, -1.0, 1.0)
     return signs
 
 
 def _fold(terms: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Sum a power of two of terms over the first axis.
+    """Sum a power of two of terms over the last axis.
 
     Element-wise halving: the order of `np.sum` and of matrix products depends on the machine.
     """
-    while len(terms) > 1:
-        half = len(terms) // 2
-        terms = terms[:half] + terms[half:]
-    total: NDArray[np.float64] = terms[0]
+    while (length := terms.shape[-1]) > 1:
+        terms = terms[..., : length // 2] + terms[..., length // 2 :]
+    total: NDArray[np.float64] = terms[..., 0]
     return total
 
 

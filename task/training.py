@@ -22,7 +22,7 @@ def train(
     epochs: int,
     batch_size: int,
     seed: int,
-    device: str | torch.device = "cpu",
+    device: str | torch.device | None = None,
     step: str = "eager",
     proximal: float = 0.0,
     loss_fn: LossFn | None = None,
@@ -48,8 +48,8 @@ def train(
         Samples per step.
     seed : int
         Seed of the order of the samples, and of dropout if the model has any.
-    device : str | torch.device (default: "cpu")
-        Where to train; see ``resolve_device``.
+    device : str | torch.device | None (default: None)
+        Where to train; see ``resolve_device``. None: where the model is.
     step : str (default: "eager")
         ``"eager"`` or ``"compiled"``; see ``task.steps``.
     proximal : float (default: 0.0)
@@ -64,8 +64,11 @@ def train(
     """
     if epochs < 1 or batch_size < 1:
         raise ValueError(f"epochs ({epochs}) and batch size ({batch_size}) must be at least 1")
-    place = resolve_device(device)
-    move(model, place)
+    if device is None:
+        place = next(model.parameters()).device
+    else:
+        place = resolve_device(device)
+        move(model, place)
     x, y = shard.x.to(place), shard.y.to(place)
     orders = shuffled(len(shard), epochs, seed).to(place)
     with _mode(model, training=True), _own_random_state(place, seed):
@@ -138,16 +141,24 @@ def _mode(model: nn.Module, *, training: bool) -> Iterator[None]:
 @contextlib.contextmanager
 def _own_random_state(place: torch.device, seed: int) -> Iterator[None]:
     """Give layers that draw random numbers a generator state that depends on the seed alone."""
-    cuda = place.type == "cuda"
-    devices = [torch.cuda.current_device() if place.index is None else place.index] if cuda else []
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(torch.random.fork_rng(devices=devices))
-        torch.default_generator.manual_seed(seed)
-        if cuda:
-            with torch.cuda.device(devices[0]):
-                torch.cuda.manual_seed(seed)
-            # Else cuDNN may pick algorithms whose sums differ from run to run.
-            stack.enter_context(
-                torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True)
-            )
+    generator = torch.default_generator
+    before = generator.get_state()
+    generator.manual_seed(seed)
+    try:
+        with _own_cuda_state(place, seed) if place.type == "cuda" else contextlib.nullcontext():
+            yield
+    finally:
+        generator.set_state(before)
+
+
+@contextlib.contextmanager
+def _own_cuda_state(place: torch.device, seed: int) -> Iterator[None]:
+    index = torch.cuda.current_device() if place.index is None else place.index
+    with (
+        torch.random.fork_rng(devices=[index]),
+        # Else cuDNN may pick algorithms whose sums differ from run to run.
+        torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True),
+    ):
+        with torch.cuda.device(index):
+            torch.cuda.manual_seed(seed)
         yield
