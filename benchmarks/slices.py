@@ -66,8 +66,8 @@ class Contestant(ABC):
 class BareLoops(Contestant):
     """Training loops, one in each process, that write a byte for every task."""
 
-    def __init__(self, job: Job, processes: int) -> None:
-        command = [*bare_command(job, tasks=0), "--endless"]
+    def __init__(self, job: Job, processes: int, *, plain: bool = False) -> None:
+        command = [*bare_command(job, tasks=0), "--endless", *["--plain"] * plain]
         self.roots = [
             subprocess.Popen(
                 command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, bufsize=0
@@ -133,6 +133,8 @@ def ready(job: Job, processes: Sequence[int]) -> Iterator[dict[str, tuple[int, C
 
         for number in processes:
             add(f"bare loop, {number}", number, BareLoops(job, number))
+            if job.step == "compiled":
+                add(f"plain loop, {number}", number, BareLoops(job, number, plain=True))
             for train_here in (False, True) if number > 1 else (False,):
                 where = "local engine that trains in the server too" * train_here or "local engine"
                 for each, method in ((job, "FedPSA"), (fedbuff, "FedBuff")):
@@ -144,9 +146,9 @@ def ready(job: Job, processes: Sequence[int]) -> Iterator[dict[str, tuple[int, C
 def measure(
     contestants: dict[str, tuple[int, Contestant]], repeats: int, seconds: float
 ) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-    """Return everybody's tasks per second, turn by turn, and the engines' ratios to the bare loop.
+    """Return everybody's tasks per second, turn by turn, and the others' ratios to the bare loop.
 
-    Every turn of an engine is compared with the mean of the bare loop's turns before and after it.
+    Every turn of theirs is compared with the mean of the bare loop's turns before and after it.
     """
     rates: dict[str, list[float]] = {name: [] for name in contestants}
     ratios: dict[str, list[float]] = {name: [] for name in contestants if not _is_bare(name)}
@@ -200,10 +202,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "loop does the local training and nothing else; FedBuff's clients do the same, FedPSA's "
         "also sensitivity and sketch. Processes are those that train: the server is another one, "
         "or, with `--train-here`, one of them. Wall time over the mean of the bare loop's before "
-        "and after; medians, with the least and the most in brackets."
+        "and after; medians, with the least and the most in brackets. The plain loop is what one "
+        "would write without this project: it calls a compiled step for every batch, where ours is "
+        "a single call for all steps of a task."
     )
     rows = []
-    for name, (number, _) in contestants.items():
+    for name, (number, contestant) in contestants.items():
         rate = Spread.of(rates[name]).show()
         if _is_bare(name):
             rows.append([name, rate, ""])
@@ -211,8 +215,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         over = Spread.of(ratios[name])
         rows.append([name, rate, over.show()])
         limit = LIMITS.get((parsed.dataset, number))
-        if limit is not None:
+        if limit is not None and isinstance(contestant, Engine):
             report.target(f"{parsed.dataset}: wall time / bare loop, {name}", over.median, limit)
+            if plain := ratios.get(f"plain loop, {number}"):
+                ratio = over.median / Spread.of(plain).median
+                report.target(f"{parsed.dataset}: wall time / plain loop, {name}", ratio, limit)
     report.table("", ["processes that train", "tasks/s", "wall time / bare loop"], rows)
     report.data("rates", rates)
     report.data("ratios", ratios)

@@ -6,8 +6,10 @@ import time
 
 import numpy as np
 import pytest
+import torch
 
 from benchmarks import (
+    bare_loop,
     engines,
     fresh_client,
     growth,
@@ -22,6 +24,10 @@ from benchmarks.jobs import descendants
 from benchmarks.measure import Spread, interleave, paired_ratio, peak_memory
 from benchmarks.report import Report
 from simulation.process_table import list_processes
+from task.models import make_model
+from task.shards import client_shard
+from task.steps import make_training
+from task.training import shuffled
 
 
 def results(folder, name):
@@ -107,6 +113,17 @@ def test_the_bare_loop_trains_as_the_run_does(tmp_path):
 
 
 @pytest.mark.engine
+@pytest.mark.slow
+def test_the_plain_loop_takes_the_same_steps():
+    shard = client_shard("digits", partition_id=0, num_partitions=30)
+    models = [make_model("digits", 0) for _ in range(2)]
+    orders = shuffled(len(shard), 2, seed=0)
+    bare_loop.plain_training(models[0], shard.x, shard.y, orders, 16)
+    make_training("eager", models[1], 16, 0.01, 0.0)(shard.x, shard.y, orders)
+    for plain, eager in zip(*(model.parameters() for model in models), strict=True):
+        assert torch.allclose(plain, eager, rtol=1e-4, atol=1e-6)
+
+
 def test_slices(tmp_path, monkeypatch):
     arguments = ["--dataset", "digits", "--seconds", "0.3", "--repeats", "2", "--processes", "1"]
     started = set()
