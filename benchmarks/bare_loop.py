@@ -25,7 +25,7 @@ from task.tasks import DatasetTask
 from task.training import shuffled
 
 
-@torch.compile(fullgraph=True)
+@torch.compile(fullgraph=True, dynamic=False)
 def plain_step(model: nn.Module, weights: dict[str, Tensor], x: Tensor, y: Tensor) -> Any:
     """Return the parameters after a step of gradient descent."""
 

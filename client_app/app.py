@@ -62,6 +62,7 @@ def train(message: Message, context: Context) -> Message:
             step=step,
             proximal=proximal,
             loss_fn=loss_fn,
+            device=None,  # the model is in its place
             **common,
         )
     metrics = {"train-loss": loss, "train-seconds": time.perf_counter() - started}

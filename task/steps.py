@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any, cast
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -63,7 +63,8 @@ def make_training(
     """Return a function of all inputs, all targets and the orders in which to visit them.
 
     The orders are a matrix with a row for every epoch. It takes one step per batch, the last,
-    shorter one of an epoch included, which updates the model, and returns the batches' losses.
+    shorter one of an epoch included, which updates the model, and returns the mean of the batches'
+    losses.
 
     Parameters
     ----------
@@ -117,7 +118,7 @@ def _step_by_step(
             y = targets.index_select(0, order)
             batches = zip(torch.split(x, batch_size), torch.split(y, batch_size), strict=True)
             losses += [step(*batch) for batch in batches]
-        return torch.stack(losses)
+        return torch.stack(losses).mean(dtype=torch.float64)
 
     return training
 
@@ -190,7 +191,8 @@ def _whole_step(
 # --- One call for all steps -----------------------------------------------------------------------
 
 
-_cannot_loop: WeakSet[nn.Module] = WeakSet()
+# The cases in which a loop was refused, for every model that met one.
+_refused: WeakKeyDictionary[nn.Module, list[Any]] = WeakKeyDictionary()
 
 
 def _can_loop(model: nn.Module) -> bool:
@@ -199,7 +201,6 @@ def _can_loop(model: nn.Module) -> bool:
         next(model.parameters()).device.type == "cpu"
         and sum(parameter.numel() for parameter in trainable(model)) <= _SMALL_MODEL
         and next(model.buffers(), None) is None
-        and model not in _cannot_loop
     )
 
 
@@ -210,43 +211,71 @@ def _looped_training(
     proximal: float,
     loss_fn: LossFn | None,
 ) -> Training:
-    values = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
-    start = _start(list(values.values()), proximal)
+    parameters = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
+    start = _start(list(parameters.values()), proximal)
     rate, weight, device = _numbers(model, learning_rate, proximal)
     compiled = _compiled(_all_steps, device.type)
+
+    def one_by_one(*data: Tensor) -> Tensor:
+        return _compiled_training(model, batch_size, learning_rate, proximal, loss_fn)(*data)
 
     def training(inputs: Tensor, targets: Tensor, orders: Tensor) -> Tensor:
         epochs, num_samples = orders.shape
         full, rest = divmod(num_samples, batch_size)
-        losses = torch.zeros(epochs * (full + bool(rest)), dtype=torch.float64)
-        order = orders.flatten()
-        _share_code(inputs, targets, order, losses)
-        counts = torch.tensor(epochs), torch.tensor(full)
-        try:
-            found, *ends = _call(
-                *(compiled, model, values, inputs, targets, order, *counts, batch_size, rest),
-                *(losses, rate, weight, start, loss_fn),
-            )
-        except CompiledStepError as error:
-            # Such as a forward pass that also changes something else. Or there is no compiler, of
-            # which the single step will tell.
-            _cannot_loop.add(model)
-            log.warning("%s is compiled step by step: %s", type(model).__name__, error.__cause__)
-            one_by_one = _compiled_training(model, batch_size, learning_rate, proximal, loss_fn)
+        case = (batch_size, rest, bool(start), loss_fn)
+        if case in _refused.get(model, ()):
             return one_by_one(inputs, targets, orders)
-        for value, end in zip(values.values(), ends, strict=True):
-            value.copy_(end)
-        return cast(Tensor, found)
+        # Copies: the model goes into the loop too, and what goes in must not share memory.
+        values = {name: parameter.clone() for name, parameter in parameters.items()}
+        data = (inputs.detach(), targets.detach(), orders.flatten())
+        _share_code(*data)
+        counts = (torch.tensor(epochs), torch.tensor(full), batch_size, rest)
+        try:
+            with torch.no_grad():  # but inside, where the gradients are
+                total, *ends = _call(
+                    compiled, model, values, *data, *counts, rate, weight, start, loss_fn
+                )
+        except CompiledStepError as error:
+            if not _follows_from_model(error):
+                raise
+            loss = one_by_one(inputs, targets, orders)
+            # Only now: what fails either way is the samples' fault, and no other client's matter.
+            _refused.setdefault(model, []).append(case)
+            log.warning("%s is compiled step by step: %s", type(model).__name__, error.__cause__)
+            return loss
+        for parameter, end in zip(parameters.values(), ends, strict=True):
+            parameter.copy_(end)
+        return cast(Tensor, total / (epochs * (full + bool(rest))))
 
     return training
 
 
 def _share_code(*tensors: Tensor) -> None:
-    """Let clients with other numbers of samples use the same code, instead of compiling theirs."""
+    """Let clients with more or fewer full batches use the same code, instead of compiling theirs.
+
+    A last, shorter batch of another size is other code.
+    """
     import torch._dynamo
 
     for tensor in tensors:
         torch._dynamo.maybe_mark_dynamic(tensor, 0)
+
+
+def _follows_from_model(error: BaseException | None) -> bool:
+    """Tell whether a loop would be refused for the same reason in every process.
+
+    Only then may its steps be compiled one by one, because they may round differently.
+    """
+    from torch._dynamo.exc import FailOnRecompileLimitHit
+    from torch._inductor.exc import CppCompileError, InvalidCxxCompiler
+
+    while error is not None:
+        if isinstance(
+            error, OSError | CppCompileError | InvalidCxxCompiler | FailOnRecompileLimitHit
+        ):
+            return False
+        error = getattr(error, "inner_exception", None) or error.__cause__ or error.__context__
+    return True
 
 
 def _all_steps(
@@ -259,7 +288,6 @@ def _all_steps(
     full: Tensor,
     batch_size: int,
     rest: int,
-    losses: Tensor,
     rate: Tensor,
     weight: Tensor,
     start: Sequence[Tensor],
@@ -267,14 +295,14 @@ def _all_steps(
 ) -> tuple[Tensor, ...]:
     """Do the same as eager steps, in two loops: over epochs, and over their full batches.
 
-    What changes goes through the loops: a counter, the losses so far and the parameters.
+    What changes goes through the loops: a counter, the sum of the losses and the parameters.
     """
     from torch._higher_order_ops import while_loop as untyped
 
     while_loop: Callable[..., tuple[Tensor, ...]] = untyped
 
     def step(
-        position: Tensor, size: int, number: Tensor, losses: Tensor, parameters: Sequence[Tensor]
+        position: Tensor, size: int, total: Tensor, parameters: Sequence[Tensor]
     ) -> tuple[Tensor, ...]:
         part = order.index_select(0, position + torch.arange(size))
         x, y = in_layout_of(model, inputs.index_select(0, part)), targets.index_select(0, part)
@@ -292,32 +320,29 @@ def _all_steps(
                 gradient + weight * (parameter - first)
                 for gradient, parameter, first in zip(gradients, parameters, start, strict=True)
             ]
-        losses = losses.index_copy(0, number.reshape(1), loss.to(losses.dtype).reshape(1))
-        return losses, *(
+        return total + loss, *(
             parameter - rate * gradient
             for parameter, gradient in zip(parameters, gradients, strict=True)
         )
 
-    def epoch(index: Tensor, losses: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
-        position, number = index * (full * batch_size + rest), index * (full + bool(rest))
+    def epoch(index: Tensor, total: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
+        position = index * (full * batch_size + rest)
 
-        def batch(index: Tensor, losses: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
-            place = position + index * batch_size
-            return index + 1, *step(place, batch_size, number + index, losses, parameters)
+        def batch(index: Tensor, total: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
+            return index + 1, *step(position + index * batch_size, batch_size, total, parameters)
 
-        begin = (_zero(), losses, *parameters)
-        _, losses, *found = while_loop(lambda index, *_: index < full, batch, begin)
+        begin = (_zero(torch.int64), total, *parameters)
+        _, total, *found = while_loop(lambda index, *_: index < full, batch, begin)
         if rest:
-            place = position + full * batch_size
-            losses, *found = step(place, rest, number + full, losses, found)
-        return index + 1, losses, *found
+            total, *found = step(position + full * batch_size, rest, total, found)
+        return index + 1, total, *found
 
-    begin = (_zero(), losses, *values.values())
+    begin = (_zero(torch.int64), _zero(torch.float64), *values.values())
     return while_loop(lambda index, *_: index < epochs, epoch, begin)[1:]
 
 
-def _zero() -> Tensor:
-    return torch.zeros((), dtype=torch.int64)
+def _zero(dtype: torch.dtype) -> Tensor:
+    return torch.zeros((), dtype=dtype)
 
 
 # --- The compiler ---------------------------------------------------------------------------------

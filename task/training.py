@@ -22,7 +22,7 @@ def train(
     epochs: int,
     batch_size: int,
     seed: int,
-    device: str | torch.device | None = None,
+    device: str | torch.device | None = "cpu",
     step: str = "eager",
     proximal: float = 0.0,
     loss_fn: LossFn | None = None,
@@ -48,8 +48,8 @@ def train(
         Samples per step.
     seed : int
         Seed of the order of the samples, and of dropout if the model has any.
-    device : str | torch.device | None (default: None)
-        Where to train; see ``resolve_device``. None: where the model is.
+    device : str | torch.device | None (default: "cpu")
+        Where to train; see ``resolve_device``. None: where the model is, all of it.
     step : str (default: "eager")
         ``"eager"`` or ``"compiled"``; see ``task.steps``.
     proximal : float (default: 0.0)
@@ -72,8 +72,8 @@ def train(
     x, y = shard.x.to(place), shard.y.to(place)
     orders = shuffled(len(shard), epochs, seed).to(place)
     with _mode(model, training=True), _own_random_state(place, seed):
-        losses = make_training(step, model, batch_size, lr, proximal, loss_fn)(x, y, orders)
-    return float(losses.mean(dtype=torch.float64))
+        loss = make_training(step, model, batch_size, lr, proximal, loss_fn)(x, y, orders)
+    return float(loss)
 
 
 def shuffled(num_samples: int, epochs: int, seed: int) -> Tensor:

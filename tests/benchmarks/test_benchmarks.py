@@ -112,7 +112,6 @@ def test_the_bare_loop_trains_as_the_run_does(tmp_path):
         assert told[option] == str(run[key])
 
 
-@pytest.mark.engine
 @pytest.mark.slow
 def test_the_plain_loop_takes_the_same_steps():
     shard = client_shard("digits", partition_id=0, num_partitions=30)
@@ -124,6 +123,7 @@ def test_the_plain_loop_takes_the_same_steps():
         assert torch.allclose(plain, eager, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.engine
 def test_slices(tmp_path, monkeypatch):
     arguments = ["--dataset", "digits", "--seconds", "0.3", "--repeats", "2", "--processes", "1"]
     started = set()
