@@ -185,19 +185,18 @@ class Sketch:
         return _fold(sums * _signs_of_bits(_HALF_WORDS)).reshape(-1)[: self.dim]
 
     @cached_property
-    def _half_words(self) -> list[NDArray[Any]]:
+    def _half_words(self) -> list[NDArray[np.uint8]]:
         """For each 8 rows, the half word of every parameter, without bits that belong to no row.
 
-        Kept: drawing them anew takes a short sketch longer than the sums do. And as indices, where
-        that takes no more than 4 MiB, because `bincount` turns bytes into indices in every call.
+        Kept: drawing them anew takes a short sketch longer than the sums do. And as bytes, though
+        `bincount` turns them into indices: after training, nothing longer is in the cache.
         """
         found = []
-        kind = np.intp if self.dim <= 64 else np.uint8
         for row in range(0, self.dim, _GROUP // 2):
             group, shift = divmod(row, _GROUP)
             used = (1 << min(self.dim - row, _GROUP // 2)) - 1
             words = self._words(group, 0, self.size) >> shift & used
-            found.append(words.astype(kind))
+            found.append(words.astype(np.uint8))
         return found
 
     def _gaussian(self, values: Any) -> NDArray[np.float64]:
