@@ -28,10 +28,6 @@ _MOST_COMPILED_VARIANTS = 256
 # all steps of a task in one call, by a loop that is compiled too.
 _SMALL_MODEL = 2**17
 
-# On a CPU also what calls the kernels is compiled: in Python it takes a third of small steps.
-# Batches that are gathered when their turn comes, not several at once, are in the cache when used.
-_CPU_OPTIONS: dict[str, Any] = {"cpp_wrapper": True, "cpp.max_horizontal_fusion_size": 1}
-
 Training = Callable[[Tensor, Tensor, Tensor], Tensor]
 LossFn = Callable[[Tensor, Tensor], Tensor]
 
@@ -361,11 +357,12 @@ def _numbers(
 def _compiled(function: Callable[..., Any], device_type: str) -> Callable[..., Any]:
     # The model is an argument: torch guards its structure, not its identity, so that all models of
     # one architecture share the compiled code. fullgraph, else parts could silently run eagerly.
+    # On a CPU also what calls the kernels is compiled: in Python it takes a third of small steps.
     compiled: Callable[..., Any] = torch.compile(  # type: ignore[call-overload]
         function,
         fullgraph=True,
         dynamic=False,
-        options=_CPU_OPTIONS if device_type == "cpu" else None,
+        options={"cpp_wrapper": True} if device_type == "cpu" else None,
         recompile_limit=_MOST_COMPILED_VARIANTS,
     )
     return compiled
