@@ -192,10 +192,15 @@ _refused: WeakKeyDictionary[nn.Module, list[Any]] = WeakKeyDictionary()
 
 
 def _can_loop(model: nn.Module) -> bool:
-    """Tell whether a compiled loop is worth it and possible: what it changes must go through it."""
+    """Tell whether a compiled loop is worth it and possible: what it changes must go through it.
+
+    A parameter that has several names might keep its value under one of them.
+    """
+    parameters = [p for _, p in model.named_parameters(remove_duplicate=False)]
     return (
-        next(model.parameters()).device.type == "cpu"
-        and sum(parameter.numel() for parameter in trainable(model)) <= _SMALL_MODEL
+        parameters[0].device.type == "cpu"
+        and sum(parameter.numel() for parameter in parameters) <= _SMALL_MODEL
+        and len(set(map(id, parameters))) == len(parameters)
         and next(model.buffers(), None) is None
     )
 
@@ -207,8 +212,8 @@ def _looped_training(
     proximal: float,
     loss_fn: LossFn | None,
 ) -> Training:
-    parameters = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
-    start = _start(list(parameters.values()), proximal)
+    values = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
+    start = _start(list(values.values()), proximal)
     rate, weight, device = _numbers(model, learning_rate, proximal)
     compiled = _compiled(_all_steps, device.type)
 
@@ -221,16 +226,15 @@ def _looped_training(
         case = (batch_size, rest, bool(start), loss_fn)
         if case in _refused.get(model, ()):
             return one_by_one(inputs, targets, orders)
-        # Copies: the model goes into the loop too, and what goes in must not share memory.
-        values = {name: parameter.clone() for name, parameter in parameters.items()}
         data = (inputs.detach(), targets.detach(), orders.flatten())
         _share_code(*data)
         counts = (torch.tensor(epochs), torch.tensor(full), batch_size, rest)
         try:
-            with torch.no_grad():  # but inside, where the gradients are
-                total, *ends = _call(
-                    compiled, model, values, *data, *counts, rate, weight, start, loss_fn
-                )
+            # Values that share the model's memory: a forward pass that gets at a parameter by
+            # another way, where it would not see it change, is refused for that.
+            total, *ends = _call(
+                compiled, model, values, *data, *counts, rate, weight, start, loss_fn
+            )
         except CompiledStepError as error:
             if not _follows_from_model(error):
                 raise
@@ -239,8 +243,8 @@ def _looped_training(
             _refused.setdefault(model, []).append(case)
             log.warning("%s is compiled step by step: %s", type(model).__name__, error.__cause__)
             return loss
-        for parameter, end in zip(parameters.values(), ends, strict=True):
-            parameter.copy_(end)
+        for value, end in zip(values.values(), ends, strict=True):
+            value.copy_(end)
         return cast(Tensor, total / (epochs * (full + bool(rest))))
 
     return training

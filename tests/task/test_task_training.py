@@ -421,14 +421,16 @@ def test_dropout_in_a_compiled_loop_is_drawn_anew_for_every_step():
 
 
 @pytest.mark.slow
-def test_a_compiled_loop_handles_frozen_unused_shared_and_double_parameters():
+@pytest.mark.parametrize("shared", [False, True])
+def test_compiled_steps_handle_frozen_unused_shared_and_double_parameters(shared):
     class Odd(nn.Module):
         def __init__(self):
             super().__init__()
             self.first = nn.Linear(64, 64, bias=False)
-            self.again = self.first
+            self.again = self.first if shared else nn.Linear(64, 64)
             self.twin = nn.Linear(64, 64)
-            self.twin.weight = self.first.weight
+            if shared:
+                self.twin.weight = self.first.weight
             self.frozen = nn.Parameter(torch.ones(64), requires_grad=False)
             self.unused = nn.Parameter(torch.ones(3))
             self.head = nn.Linear(64, 10)
@@ -445,12 +447,44 @@ def test_a_compiled_loop_handles_frozen_unused_shared_and_double_parameters():
     for step in ("eager", "compiled"):
         models.append(copy.deepcopy(start))
         train(models[-1], shard, **SETTINGS, step=step, proximal=0.1)
+    assert steps._can_loop(models[1]) is not shared
     assert models[1] not in steps._refused
     eager, compiled = map(parameters, models)
     moved = distance(parameters(start), eager)
     assert distance(eager, compiled) < 1e-6 * moved
     assert torch.equal(models[1].frozen, start.frozen)
     assert torch.equal(models[1].unused, start.unused)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["list", "closure", "parent"])
+def test_a_forward_pass_that_gets_at_parameters_by_another_way_is_compiled_step_by_step(way):
+    class Roundabout(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(64, 10)
+            weight = self.head.weight
+            self.listed = [weight]
+            self.get = lambda: weight
+            self.parent = (self,)
+
+        def forward(self, x):
+            weight = {
+                "list": self.listed[0],
+                "closure": self.get(),
+                "parent": self.parent[0].head.weight,
+            }[way]
+            return functional.linear(x.flatten(1), weight, self.head.bias)
+
+    shard, models = toy_shard(40), []
+    for step in ("eager", "compiled"):
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            models.append(Roundabout())
+        start = parameters(models[-1])
+        train(models[-1], shard, **SETTINGS, step=step)
+    eager, compiled = map(parameters, models)
+    assert distance(eager, compiled) < 1e-3 * distance(start, eager)
 
 
 @pytest.mark.slow
