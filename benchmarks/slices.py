@@ -26,7 +26,7 @@ JOBS = {
     "fmnist": Job("fmnist", versions=10**6, warm_up=50),
     "digits": Job("digits", versions=10**6, warm_up=20, step="eager"),
 }
-# Wall time over that of a loop that only trains, by dataset and number of processes.
+# Wall time over that of the bare loop, by dataset and number of processes.
 LIMITS = {("fmnist", 1): 1.15, ("fmnist", 2): 1.3}
 _SETTLE = 0.1  # seconds of a turn that do not count
 _PATIENCE = 600.0  # seconds to get ready
@@ -222,9 +222,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         limit = LIMITS.get((parsed.dataset, number))
         if limit is not None and isinstance(contestant, Engine):
             report.target(f"{parsed.dataset}: wall time / bare loop, {name}", over.median, limit)
-            if plain := ratios.get(f"plain loop, {number}"):
-                ratio = over.median / Spread.of(plain).median
-                report.target(f"{parsed.dataset}: wall time / plain loop, {name}", ratio, limit)
     report.table("", ["processes that train", "tasks/s", "wall time / bare loop"], rows)
     report.data("rates", rates)
     report.data("ratios", ratios)
