@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fedpsa_strategy.errors import CompilationError, causes
+from fedpsa_strategy.errors import CompilationError
 from fedpsa_strategy.parameter_sensitivity import LossFunction, gradient_moments, sensitivity
 
 log = logging.getLogger("flwr")
@@ -209,8 +209,12 @@ def _compile_graph(graph: torch.fx.GraphModule, arguments: list[Any]) -> _Compil
     return compiled  # type: ignore[no-any-return]
 
 
-def _lacks_compiler(error: BaseException) -> bool:
+def _lacks_compiler(error: BaseException | None) -> bool:
     """Tell whether an error, or what caused it, is that of a missing or broken C++ compiler."""
     from torch._inductor.exc import CppCompileError, InvalidCxxCompiler
 
-    return any(isinstance(cause, CppCompileError | InvalidCxxCompiler) for cause in causes(error))
+    while error is not None:
+        if isinstance(error, CppCompileError | InvalidCxxCompiler):
+            return True
+        error = getattr(error, "inner_exception", None) or error.__cause__ or error.__context__
+    return False

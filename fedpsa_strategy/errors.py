@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 
 class FedPSAError(Exception):
     """Base class of all errors this library raises on purpose."""
@@ -31,10 +29,3 @@ class DivergedError(FedPSAError):
 
 class CompilationError(FedPSAError, RuntimeError):
     """Code that was to be compiled could not be."""
-
-
-def causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an error, its cause, the cause of that, and so on; torch has its own name for one."""
-    while error is not None:
-        yield error
-        error = getattr(error, "inner_exception", None) or error.__cause__ or error.__context__

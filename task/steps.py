@@ -16,8 +16,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedpsa_strategy.errors import causes
-
 log = logging.getLogger("flwr")
 
 STEPS = ("eager", "compiled")
@@ -263,7 +261,7 @@ def _share_code(*tensors: Tensor) -> None:
         torch._dynamo.maybe_mark_dynamic(tensor, 0)
 
 
-def _follows_from_model(error: BaseException) -> bool:
+def _follows_from_model(error: BaseException | None) -> bool:
     """Tell whether a loop would be refused for the same reason in every process.
 
     Only then may its steps be compiled one by one, because they may round differently.
@@ -271,8 +269,13 @@ def _follows_from_model(error: BaseException) -> bool:
     from torch._dynamo.exc import FailOnRecompileLimitHit
     from torch._inductor.exc import CppCompileError, InvalidCxxCompiler
 
-    passing = (OSError, CppCompileError, InvalidCxxCompiler, FailOnRecompileLimitHit)
-    return not any(isinstance(cause, passing) for cause in causes(error))
+    while error is not None:
+        if isinstance(
+            error, OSError | CppCompileError | InvalidCxxCompiler | FailOnRecompileLimitHit
+        ):
+            return False
+        error = getattr(error, "inner_exception", None) or error.__cause__ or error.__context__
+    return True
 
 
 def _all_steps(
