@@ -1,24 +1,28 @@
-"""Sensitivities of small models, by compiled code.
+"""Sensitivities of small models and their sketches, by compiled code.
 
 Where a model is small, calling the operations takes longer than what they compute. Compiled into a
-single call, the sensitivity of a linear model takes about a quarter of the time.
+single call, sensitivity and sketch of a linear model take about a quarter of the time.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedpsa_strategy.errors import CompilationError
 from fedpsa_strategy.parameter_sensitivity import LossFunction, gradient_moments, sensitivity
+from fedpsa_strategy.sketch import HALF_WORDS, Sketch, fold, signs_of_bits
 
 log = logging.getLogger("flwr")
 
@@ -30,7 +34,7 @@ _TOLERANCE = 1e-3  # of the largest sensitivity, when the compiled code is tried
 _Compiled = Callable[..., Tensor]
 _UNKNOWN: Any = object()
 
-# For every model a few pairs: a kind of batch and loss, and what computes its sensitivities.
+# For every model a few pairs: a kind of batch, loss and sketch, and the code for it.
 _known: WeakKeyDictionary[nn.Module, list[tuple[Any, _Compiled | None]]] = WeakKeyDictionary()
 _seconds = 0.0
 
@@ -63,10 +67,58 @@ def compiled_sensitivity(
     CompilationError
         If there is no working compiler.
     """
+    code, tensors = _code(model, inputs, targets, loss_fn)
+    if code is None:
+        return sensitivity(model, inputs, targets, loss_fn)
+    return code(inputs, targets, *tensors)
+
+
+def sketched_sensitivity(
+    sketch: Sketch,
+    model: nn.Module,
+    inputs: Tensor,
+    targets: Tensor,
+    loss_fn: LossFunction | None = None,
+) -> NDArray[np.float64]:
+    """Return the sketch of what `compiled_sensitivity` returns, up to rounding.
+
+    A short Rademacher sketch is part of the compiled code, where one thread executes it: several
+    would add up in any order.
+
+    Parameters
+    ----------
+    sketch : Sketch
+        The projection.
+    model, inputs, targets, loss_fn
+        See `compiled_sensitivity`.
+
+    Raises
+    ------
+    CompilationError
+        If there is no working compiler.
+    """
+    if sketch.half_words is None or torch.get_num_threads() != 1:
+        return sketch(compiled_sensitivity(model, inputs, targets, loss_fn))
+    code, tensors = _code(model, inputs, targets, loss_fn, sketch)
+    if code is None:
+        return sketch(sensitivity(model, inputs, targets, loss_fn))
+    found: NDArray[np.float64] = code(inputs, targets, *tensors).numpy()
+    return found
+
+
+def _code(
+    model: nn.Module,
+    inputs: Tensor,
+    targets: Tensor,
+    loss_fn: LossFunction | None,
+    sketch: Sketch | None = None,
+) -> tuple[_Compiled | None, list[Tensor]]:
+    """Return the compiled code, None if there is to be none, and its arguments after the batch."""
     parameters = list(model.parameters())
     tensors = [tensor.detach() for tensor in (*parameters, *model.buffers())]
     key = (
         loss_fn,
+        sketch,
         torch.get_num_threads(),
         [parameter.requires_grad for parameter in parameters],
         [(t.shape, t.stride(), t.dtype, t.device) for t in (inputs, targets, *tensors)],
@@ -77,11 +129,9 @@ def compiled_sensitivity(
         compiled = None
         if len(known) < _MOST_VARIANTS:
             if _suits(model, inputs):
-                compiled = _compile(model, inputs, targets, loss_fn)
+                compiled = _compile(model, inputs, targets, loss_fn, sketch)
             known.append((key, compiled))
-    if compiled is None:
-        return sensitivity(model, inputs, targets, loss_fn)
-    return compiled(inputs, targets, *tensors)
+    return compiled, tensors
 
 
 def _suits(model: nn.Module, inputs: Tensor) -> bool:
@@ -99,13 +149,16 @@ def _suits(model: nn.Module, inputs: Tensor) -> bool:
 class _Recorded(nn.Module):
     """The sensitivity as a module, for which torch can exchange the tensors of the model."""
 
-    def __init__(self, model: nn.Module, loss_fn: LossFunction | None) -> None:
+    def __init__(
+        self, model: nn.Module, loss_fn: LossFunction | None, sketch: Sketch | None
+    ) -> None:
         super().__init__()
         self.model = model
         self._loss = (loss_fn,)  # in a tuple: a loss that is a module is no part of the model
+        self._sketch = sketch
 
     def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Return |g θ - ½ F θ²|.
+        """Return |g θ - ½ F θ²|, or its sketch.
 
         Without `sensitivity`'s operations in place and `alpha`: torch 2.13 compiles a matrix
         product and the `add` behind it into one, and loses the factor.
@@ -119,18 +172,33 @@ class _Recorded(nn.Module):
                 gradient, fisher = (moment * (1 / len(inputs)) for moment in moments[parameter])
                 part = ((gradient - 0.5 * fisher * value) * value).abs()
             parts.append(part.flatten().float())
-        return torch.cat(parts)
+        vector = torch.cat(parts)
+        return vector if self._sketch is None else _sketched(self._sketch, vector)
+
+
+def _sketched(sketch: Sketch, vector: Tensor) -> Tensor:
+    """Do what a short sketch does, in the same order."""
+    half_words = torch.from_numpy(sketch.half_words)
+    sums = torch.zeros(len(half_words), HALF_WORDS, dtype=torch.float64)
+    sums = sums.scatter_add(1, half_words.long(), vector.double().expand(len(half_words), -1))
+    signs = torch.from_numpy(signs_of_bits(HALF_WORDS))
+    rows: Tensor = fold(sums[:, None] * signs).flatten()[: sketch.dim]
+    return rows * (1 / math.sqrt(sketch.dim))
 
 
 def _compile(
-    model: nn.Module, inputs: Tensor, targets: Tensor, loss_fn: LossFunction | None
+    model: nn.Module,
+    inputs: Tensor,
+    targets: Tensor,
+    loss_fn: LossFunction | None,
+    sketch: Sketch | None,
 ) -> _Compiled | None:
     """Return the compiled code, or None, with a warning, if it must not be used."""
     global _seconds
     started, found = time.perf_counter(), None
     with _values_to_try(model):
         try:
-            graph, arguments = _record(model, inputs, targets, loss_fn)
+            graph, arguments = _record(model, inputs, targets, loss_fn, sketch)
             if (size := len(graph.graph.nodes)) > _MOST_OPERATIONS:
                 reason = f"it takes {size} operations"
             else:
@@ -145,7 +213,8 @@ def _compile(
         # Behind the recording, which may have left placeholders in the model.
         expected = sensitivity(model, inputs, targets, loss_fn)
     if found is not None:
-        error_size = float((found - expected).abs().max())
+        right = expected if sketch is None else torch.from_numpy(sketch(expected))
+        error_size = float((found - right).abs().max())
         if error_size <= _TOLERANCE * float(expected.abs().max()):
             return compiled
         reason = f"its compiled code is off by {error_size:.2g}"
@@ -172,10 +241,14 @@ def _values_to_try(model: nn.Module) -> Iterator[None]:
 
 
 def _record(
-    model: nn.Module, inputs: Tensor, targets: Tensor, loss_fn: LossFunction | None
+    model: nn.Module,
+    inputs: Tensor,
+    targets: Tensor,
+    loss_fn: LossFunction | None,
+    sketch: Sketch | None,
 ) -> tuple[torch.fx.GraphModule, list[Any]]:
     """Return the operations of a sensitivity, and the arguments they were recorded with."""
-    recorded = _Recorded(model, loss_fn)
+    recorded = _Recorded(model, loss_fn, sketch)
     trainable = {name: p.requires_grad for name, p in recorded.named_parameters()}
     names = [*trainable, *(name for name, _ in recorded.named_buffers())]
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedpsa_strategy.calibration import Calibration, fingerprint
@@ -125,22 +126,22 @@ class Probe:
     def __call__(self, model: nn.Module) -> list[float]:
         """Return the sketch of a model."""
         if self.signal == "parameters":
-            vector = trainable_vector(model)
+            found = self.sketch(trainable_vector(model))
         else:
             device = next(model.parameters()).device
-            inputs, targets = self.calibration.tensors(str(device))
-            vector = self._sensitivity(model, inputs, targets, self.loss_fn)
-        sketch: list[float] = self.sketch(vector).tolist()
+            found = self._sketched_sensitivity(
+                model, *self.calibration.tensors(str(device)), self.loss_fn
+            )
+        sketch: list[float] = found.tolist()
         return sketch
 
-    @property
-    def _sensitivity(self) -> Callable[..., Tensor]:
+    def _sketched_sensitivity(self, *arguments: Any) -> NDArray[np.float64]:
         if not self.compiled:
-            return sensitivity
+            return self.sketch(sensitivity(*arguments))
         # Only where it is wanted: fresh processes pay for what they import.
-        from fedpsa_strategy.compiled_sensitivity import compiled_sensitivity
+        from fedpsa_strategy.compiled_sensitivity import sketched_sensitivity
 
-        return compiled_sensitivity
+        return sketched_sensitivity(self.sketch, *arguments)
 
     def sketch_fn(self, model: nn.Module) -> ServerSketch:
         """Return the server's half for `FedPSA(sketch_fn=...)`; `model` is used as a workspace."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 # Rows of R that share one random word per parameter.
 _GROUP = 16
 # A vector of up to 2^16 numbers is added up per half word of 8 bits.
-_HALF_WORDS = 1 << _GROUP // 2
+HALF_WORDS = 1 << _GROUP // 2
 # Words of 16 bits in one step of Philox's counter (4 x 64 bits).
 _WORDS_PER_STEP = 16
 # Columns of a Gaussian R that share a Philox stream: a part of R's definition, unlike `block`.
@@ -156,8 +156,8 @@ class Sketch:
         return digest.hexdigest()
 
     def _rademacher(self, values: Any) -> NDArray[np.float64]:
-        if self.size <= 1 << _GROUP:
-            return self._rademacher_of_few(values)
+        if self.half_words is not None:
+            return self._rademacher_of_few(values, self.half_words)
         sums = [np.zeros(1 << min(rows, _GROUP)) for rows in range(self.dim, 0, -_GROUP)]
         # Whole steps of the generators, which then go on from block to block.
         block = -(-self.block // _WORDS_PER_STEP) * _WORDS_PER_STEP
@@ -177,26 +177,30 @@ class Sketch:
                 np.add.at(sums_of_group, index, value)
         return np.concatenate(list(map(_signed_sums, sums)))
 
-    def _rademacher_of_few(self, values: Any) -> NDArray[np.float64]:
+    def _rademacher_of_few(self, values: Any, half_words: NDArray[np.uint8]) -> NDArray[np.float64]:
         value = _on_cpu(values).astype(np.float64)
-        sums = np.empty((len(self._half_words), 1, _HALF_WORDS))
-        for row, half_words in enumerate(self._half_words):
-            sums[row] = np.bincount(half_words, value, minlength=_HALF_WORDS)
-        return _fold(sums * _signs_of_bits(_HALF_WORDS)).reshape(-1)[: self.dim]
+        sums = np.empty((len(half_words), 1, HALF_WORDS))
+        for row, of_row in enumerate(half_words):
+            sums[row] = np.bincount(of_row, value, minlength=HALF_WORDS)
+        rows: NDArray[np.float64] = fold(sums * signs_of_bits(HALF_WORDS)).reshape(-1)
+        return rows[: self.dim]
 
     @cached_property
-    def _half_words(self) -> list[NDArray[np.uint8]]:
+    def half_words(self) -> NDArray[np.uint8] | None:
         """For each 8 rows, the half word of every parameter, without bits that belong to no row.
 
-        Kept: drawing them anew takes a short sketch longer than the sums do. And as bytes, though
-        `bincount` turns them into indices: after training, nothing longer is in the cache.
+        None where the sketch is not made of them. Kept: drawing them anew takes a short sketch
+        longer than the sums do. And as bytes, though `bincount` turns them into indices: after
+        training, nothing longer is in the cache.
         """
-        found = []
-        for row in range(0, self.dim, _GROUP // 2):
-            group, shift = divmod(row, _GROUP)
-            used = (1 << min(self.dim - row, _GROUP // 2)) - 1
-            words = self._words(group, 0, self.size) >> shift & used
-            found.append(words.astype(np.uint8))
+        if self.kind != "rademacher" or self.size > 1 << _GROUP:
+            return None
+        starts = range(0, self.dim, _GROUP // 2)
+        found = np.empty((len(starts), self.size), dtype=np.uint8)
+        for row, start in enumerate(starts):
+            group, shift = divmod(start, _GROUP)
+            used = (1 << min(self.dim - start, _GROUP // 2)) - 1
+            found[row] = self._words(group, 0, self.size) >> shift & used
         return found
 
     def _gaussian(self, values: Any) -> NDArray[np.float64]:
@@ -209,7 +213,7 @@ class Sketch:
             self._draw_normals(block, used)
             used *= value[:, None]
             products[len(value) :] = 0
-            total += _fold(products.T)
+            total += fold(products.T)
         return total
 
     def _words(self, group: int, start: int, stop: int) -> NDArray[np.uint16]:
@@ -248,28 +252,27 @@ def _signed_sums(sums: NDArray[np.float64]) -> NDArray[np.float64]:
     rows = np.empty(len(sums).bit_length() - 1)
     for bit in reversed(range(len(rows))):
         zero, one = np.split(sums, 2)
-        rows[bit] = _fold(zero - one)
+        rows[bit] = fold(zero - one)
         sums = zero + one
     return rows
 
 
 @cache
-def _signs_of_bits(count: int) -> NDArray[np.float64]:
+def signs_of_bits(count: int) -> NDArray[np.float64]:
     """Return 1 or -1 for bit j of i, in row j and column i."""
     bits = np.arange(count) >> np.arange(count.bit_length() - 1)[:, None] & 1
     signs: NDArray[np.float64] = np.where(bits, -1.0, 1.0)
     return signs
 
 
-def _fold(terms: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Sum a power of two of terms over the last axis.
+def fold(terms: Any) -> Any:
+    """Sum a power of two of terms, an array or a tensor, over the last axis.
 
     Element-wise halving: the order of `np.sum` and of matrix products depends on the machine.
     """
     while (length := terms.shape[-1]) > 1:
         terms = terms[..., : length // 2] + terms[..., length // 2 :]
-    total: NDArray[np.float64] = terms[..., 0]
-    return total
+    return terms[..., 0]
 
 
 def check_integer(name: str, value: int, lowest: int, highest: int) -> int:

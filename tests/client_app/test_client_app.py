@@ -103,11 +103,11 @@ def test_the_proximal_term_keeps_the_update_small(cache):
 def test_the_step_decides_what_computes_the_sensitivity(cache, monkeypatch, step):
     calls = []
 
-    def counting(*args):
+    def counting(sketch, *args):
         calls.append(args)
-        return sensitivity(*args)
+        return sketch(sensitivity(*args))
 
-    monkeypatch.setattr(compiled_sensitivity, "compiled_sensitivity", counting)
+    monkeypatch.setattr(compiled_sensitivity, "sketched_sensitivity", counting)
     monkeypatch.setattr("client_app.app.train_model", lambda *_, **__: 0.5)
     probe = Probe.gaussian(make_model("digits", 0), (1, 8, 8), num_classes=10)
     reply = call(MessageType.TRAIN, context(cache, step=step), TRAIN | probe.config())

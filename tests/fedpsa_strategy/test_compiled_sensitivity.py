@@ -1,13 +1,14 @@
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
-from fedpsa_strategy import Probe, compiled_sensitivity, errors
-from fedpsa_strategy.compiled_sensitivity import compile_seconds
+from fedpsa_strategy import Probe, Sketch, compiled_sensitivity, errors
+from fedpsa_strategy.compiled_sensitivity import compile_seconds, sketched_sensitivity
 from fedpsa_strategy.compiled_sensitivity import compiled_sensitivity as compiled
 from fedpsa_strategy.parameter_sensitivity import sensitivity
 
@@ -26,6 +27,14 @@ class Perceptron(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the logits."""
         return self.second(self.dropout(torch.relu(self.first(x * self.scale))))
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def batch(classes: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
@@ -63,6 +72,56 @@ def test_it_is_the_sensitivity_also_of_the_next_model(monkeypatch: pytest.Monkey
     # The same bits every time.
     assert torch.equal(compiled(model, x, y), compiled(model, x, y))
     assert compile_seconds() == before
+
+
+@pytest.mark.parametrize(
+    ("dim", "hidden"), [(16, 5), (3, 5), (21, 5), pytest.param(16, 900, id="16-long")]
+)
+def test_a_sketch_is_part_of_the_code_and_adds_up_in_the_same_order(dim: int, hidden: int) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, hidden), nn.ReLU(), nn.Linear(hidden, 3))
+    sketch = Sketch(sum(parameter.numel() for parameter in model.parameters()), dim, seed=7)
+    x, y = batch()
+    sketched_sensitivity(sketch, model, x, y)
+    ((key, code),) = compiled_sensitivity._known[model]
+    assert sketch in key
+    assert code is not None
+    for _ in range(3):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(torch.randn_like(parameter))
+        found = sketched_sensitivity(sketch, model, x, y)
+        assert found.tolist() == sketch(compiled(model, x, y)).tolist()
+        assert_close(torch.from_numpy(found), torch.from_numpy(sketch(sensitivity(model, x, y))))
+    with torch.no_grad():
+        parameter[0] = torch.nan
+    assert not np.isfinite(sketched_sensitivity(sketch, model, x, y)).any()
+
+
+@pytest.mark.parametrize("case", ["several threads", "gaussian", "long"])
+def test_a_sketch_that_does_not_suit_is_made_of_the_compiled_sensitivity(
+    monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    monkeypatch.setattr(compiled_sensitivity, "_compile_graph", recorded_only)
+    hidden = 2**13 if case == "long" else 5
+    model = nn.Sequential(nn.Linear(6, hidden), nn.Linear(hidden, 3))
+    size = sum(parameter.numel() for parameter in model.parameters())
+    sketch = Sketch(size, kind="gaussian" if case == "gaussian" else "rademacher")
+    torch.set_num_threads(2 if case == "several threads" else 1)
+    x, y = batch()
+    found = sketched_sensitivity(sketch, model, x, y)
+    ((key, code),) = compiled_sensitivity._known[model]
+    assert sketch not in key
+    assert code is not None
+    assert found.tolist() == sketch(compiled(model, x, y)).tolist()
+
+
+def test_a_sketch_of_a_model_that_does_not_suit_is_made_as_usual() -> None:
+    model = nn.Sequential(nn.Conv1d(1, 2, 3), nn.Flatten(), nn.Linear(8, 3))
+    x, y = batch()
+    sketch = Sketch(35)
+    found = sketched_sensitivity(sketch, model, x[:, None], y)
+    assert found.tolist() == sketch(sensitivity(model, x[:, None], y)).tolist()
 
 
 def test_a_loss_of_ones_own() -> None:
@@ -220,6 +279,11 @@ def test_code_that_computes_something_else_is_not_used(
         assert torch.equal(compiled(model, x, y), sensitivity(model, x, y))
     (warning,) = warnings_of(caplog)
     assert "off by" in warning
+    sketch = Sketch(21)
+    for _ in range(2):
+        found = sketched_sensitivity(sketch, model, x, y)
+        assert found.tolist() == sketch(sensitivity(model, x, y)).tolist()
+    assert len(warnings_of(caplog)) == 2
 
 
 def test_a_loss_with_tensors_of_its_own_is_no_part_of_the_model(
@@ -262,10 +326,10 @@ def test_other_types_and_losses_are_other_code(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_probe_compiles_when_it_is_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fake(model: nn.Module, *_: object) -> torch.Tensor:
-        return torch.ones(sum(p.numel() for p in model.parameters()))
+    def fake(sketch: Sketch, *_: object) -> Any:
+        return sketch(torch.ones(sketch.size))
 
-    monkeypatch.setattr(compiled_sensitivity, "compiled_sensitivity", fake)
+    monkeypatch.setattr(compiled_sensitivity, "sketched_sensitivity", fake)
     model = nn.Linear(6, 3)
     plain, other = (
         Probe.gaussian(model, (6,), num_classes=3, compiled=compiled) for compiled in (False, True)
