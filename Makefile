@@ -65,7 +65,7 @@ bench: install  ## what things cost: pages and JSON in benchmarks/results
 	$(BIN)/python -m benchmarks.growth --clients 50 500 5000 --repeats 3
 	$(BIN)/python -m benchmarks.fresh_client --repeats 3
 	$(BIN)/python -m benchmarks.engines --datasets fmnist --repeats 3
-	$(BIN)/python -m benchmarks.slices
+	$(BIN)/python -m benchmarks.slices --rounds 1
 	$(BIN)/python -m benchmarks.traffic --datasets digits fmnist
 
 docker-up:  ## SuperLink, NODES SuperNodes and a run in containers, with TLS and node keys

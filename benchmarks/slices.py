@@ -2,7 +2,8 @@
 
 On a shared machine the speed of a process swings by a third from minute to minute. So all
 contestants are started, and then all but one are stopped at any time: neighbouring turns meet the
-same machine.
+same machine. What a process is given for its life, such as places in the caches, makes some percent
+too: hence several rounds, each with new processes.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import subprocess
 import tempfile
 import time
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -182,22 +184,33 @@ def _is_bare(name: str) -> bool:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, and write the page."""
     options = parser("benchmarks.slices", __doc__ or "")
-    options.set_defaults(repeats=20)
+    options.set_defaults(repeats=8)
+    options.add_argument("--rounds", type=int, default=3, help="times all processes are started")
     options.add_argument("--dataset", default="fmnist", choices=list(JOBS))
     options.add_argument("--seconds", type=float, default=1.0, help="length of a turn")
     options.add_argument("--processes", type=int, nargs="+", default=[1, 2])
     options.add_argument("--data-dir", default="", help="where the datasets' files are")
     parsed = options.parse_args(arguments)
     command = f"python -m benchmarks.slices --dataset {parsed.dataset}"
-    command += f" --seconds {parsed.seconds:g} --repeats {parsed.repeats}"
+    command += f" --seconds {parsed.seconds:g} --rounds {parsed.rounds} --repeats {parsed.repeats}"
     command += " --processes " + " ".join(map(str, parsed.processes))
     report = Report("slices", "The local engine against the bare training loop", command)
     job = replace(JOBS[parsed.dataset], data_dir=parsed.data_dir)
-    with ready(job, parsed.processes) as contestants:
-        rates, ratios = measure(contestants, parsed.repeats, parsed.seconds)
+    rates: dict[str, list[float]] = defaultdict(list)
+    ratios: dict[str, list[float]] = defaultdict(list)
+    for _ in range(parsed.rounds):
+        with ready(job, parsed.processes) as contestants:
+            for total, found in zip(
+                (rates, ratios),
+                measure(contestants, parsed.repeats, parsed.seconds),
+                strict=True,
+            ):
+                for name, values in found.items():
+                    total[name] += values
     report.text(
         f"{parsed.dataset}, {job.step} step, {job.epochs} epochs a task. Turns of "
-        f"{parsed.seconds:g} s, {parsed.repeats} of each engine, between turns of the bare loop on "
+        f"{parsed.seconds:g} s, {parsed.repeats} of each engine in each of {parsed.rounds} rounds "
+        "with new processes, between turns of the bare loop on "
         "as many processes; whoever has no turn is stopped. The bare "
         "loop does the local training and nothing else; FedBuff's clients do the same, FedPSA's "
         "also sensitivity and sketch. Processes are those that train: the server is another one, "

@@ -125,7 +125,8 @@ def test_the_plain_loop_takes_the_same_steps():
 
 @pytest.mark.engine
 def test_slices(tmp_path, monkeypatch):
-    arguments = ["--dataset", "digits", "--seconds", "0.3", "--repeats", "2", "--processes", "1"]
+    arguments = ["--dataset", "digits", "--seconds", "0.3", "--processes", "1"]
+    arguments += ["--rounds", "2", "--repeats", "1"]
     started = set()
     end = slices.Contestant.end
 
@@ -147,7 +148,7 @@ def test_slices(tmp_path, monkeypatch):
         names[2]: [(bare[1] + bare[2]) / 2 / fedbuff[0], (bare[4] + bare[5]) / 2 / fedbuff[1]],
     }
     assert record["ratios"] == expected
-    assert len(started) >= 5  # a loop, and two runs with a worker each
+    assert len(started) >= 10  # twice a loop, and two runs with a worker each
     deadline = time.monotonic() + 60
     while started & {process.pid for process in list_processes() if not process.zombie}:
         assert time.monotonic() < deadline, "something still runs"
