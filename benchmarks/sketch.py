@@ -142,20 +142,21 @@ def measure_case(case: Case, repeats: int, *, alternatives: bool) -> dict[str, A
         "sensitivity": lambda: sensitivity(model, x, y),
         "sketch": lambda: sketch(vector),
     }
+    # The share first, as in a task: the other ways leave their memory behind.
+    in_task = _in_turn({"training": local, **ours}, repeats)
+    scale = case.steps / steps
+    in_task["training"] = [seconds * scale for seconds in in_task["training"]]
     others: dict[str, Callable[[], Any]] = {}
     if alternatives:
         others["vmap"] = lambda: by_vmap(model, x, y)
         others["loop"] = lambda: by_loop(model, x, y)
+        vector = sensitivity(model, x, y)
         for other in (by_vmap(model, x, y), by_loop(model, x, y)):
             assert torch.allclose(other, vector, rtol=1e-2, atol=1e-6), "another sensitivity"
     in_memory: dict[str, Callable[[], Any]] = {"training": local, **ours, **others}
     if DIM * size * 8 < 2**30:
         dense = torch.randn(DIM, size, generator=torch.Generator().manual_seed(0)).double()
         others["dense R, stored"] = lambda: dense @ vector.double()
-    # The share as in a task, where nothing else gets between: the others leave their memory behind.
-    in_task = _in_turn({"training": local, **ours}, repeats)
-    scale = case.steps / steps
-    in_task["training"] = [seconds * scale for seconds in in_task["training"]]
     compared = _in_turn({**ours, **others}, repeats)
     return {
         "parameters": size,
@@ -237,8 +238,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     report.text(
         f"Processor time of one thread; {EPOCHS} epochs of batches of {BATCH_SIZE}, a calibration "
         f"batch of {CALIBRATION} and k = {DIM} as in the paper. Medians, ranges in brackets; "
-        "what takes milliseconds is measured ten times as often. Training is the eager step; where "
-        "it takes long, some of its steps are measured. Compiled "
+        "what takes milliseconds is measured ten times as often, the largest models twice. "
+        "Training is the eager step; where it takes long, some of its steps are measured. Compiled "
         'is what step = "compiled" runs, in turn as in a task; sensitivity and sketch are one call '
         "where the model is small and linear layers are all it has, and those of the eager step "
         "elsewhere. Memory is what the process grows by."

@@ -47,8 +47,8 @@ class Probe:
         Arguments of `Calibration.gaussian` with which a node draws the batch itself; without them
         the batch has to be sent as arrays.
     compiled : bool (default: False)
-        Whether the sensitivities of a small model are computed by compiled code, which rounds
-        differently; see `fedpsa_strategy.compiled_sensitivity`.
+        Whether the sensitivities of a small model are computed and sketched by compiled code, which
+        rounds differently; see `fedpsa_strategy.compiled_sensitivity`.
     """
 
     calibration: Calibration

@@ -75,11 +75,19 @@ def test_server(tmp_path):
     assert "fedpac" in page
 
 
-def test_sketch(tmp_path):
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_sketch(tmp_path, compiled):
     arguments = ["--models", "digits", "--size", "20000", "--repeats", "1"]
-    sketch.main([*arguments, "--out", str(tmp_path)])
+    sketch.main([*arguments, *["--compiled"] * compiled, "--out", str(tmp_path)])
     _, record = results(tmp_path, "sketch")
-    assert record["models"]["digits"]["parameters"] == 2410
+    found = record["models"]["digits"]
+    assert found["parameters"] == 2410
+    times = {"training", "sensitivity", "sketch"}
+    if compiled:
+        times |= {"compiled training", "compiled sensitivity and sketch"}
+        assert found["share of compiled"] > 0
+    assert found["seconds"].keys() == times
+    assert {"sensitivity", "vmap", "loop", "sketch"} <= found["compared"].keys()
     assert record["long_sketch"]["size"] == 20000
 
 

@@ -29,7 +29,7 @@ class Perceptron(nn.Module):
         return self.second(self.dropout(torch.relu(self.first(x * self.scale))))
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def one_thread() -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -41,6 +41,10 @@ def batch(classes: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(8, 6, generator=generator)
     return x, torch.randint(classes, (8,), generator=generator)
+
+
+def size_of(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
@@ -74,30 +78,77 @@ def test_it_is_the_sensitivity_also_of_the_next_model(monkeypatch: pytest.Monkey
     assert compile_seconds() == before
 
 
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize(
-    ("dim", "hidden"), [(16, 5), (3, 5), (21, 5), pytest.param(16, 900, id="16-long")]
+    ("dim", "hidden", "dtype"),
+    [
+        (16, 5, torch.float32),
+        (3, 5, torch.float32),
+        (21, 5, torch.float64),
+        (16, 900, torch.float32),
+    ],
 )
-def test_a_sketch_is_part_of_the_code_and_adds_up_in_the_same_order(dim: int, hidden: int) -> None:
+def test_a_sketch_is_part_of_the_code_and_adds_up_in_the_same_order(
+    dim: int, hidden: int, dtype: torch.dtype
+) -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, hidden), nn.ReLU(), nn.Linear(hidden, 3))
-    sketch = Sketch(sum(parameter.numel() for parameter in model.parameters()), dim, seed=7)
+    model = nn.Sequential(nn.Linear(6, hidden), nn.ReLU(), nn.Linear(hidden, 3)).to(dtype)
+    sketch, other = (Sketch(size_of(model), dim, seed) for seed in (7, 8))
     x, y = batch()
+    x = x.to(dtype)
     sketched_sensitivity(sketch, model, x, y)
-    ((key, code),) = compiled_sensitivity._known[model]
-    assert sketch in key
+    ((_, code),) = compiled_sensitivity._known[model]
     assert code is not None
+    before = compile_seconds()
+    sketched_sensitivity(other, model, x, y)
+    assert compile_seconds() == before  # another projection is no other code
     for _ in range(3):
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(torch.randn_like(parameter))
-        found = sketched_sensitivity(sketch, model, x, y)
-        assert found.tolist() == sketch(compiled(model, x, y)).tolist()
-        assert_close(torch.from_numpy(found), torch.from_numpy(sketch(sensitivity(model, x, y))))
+        vector = compiled(model, x, y)
+        for projection in (sketch, other):
+            found = sketched_sensitivity(projection, model, x, y)
+            assert found.tolist() == projection(vector).tolist()
+            expected = projection(sensitivity(model, x, y))
+            assert_close(torch.from_numpy(found), torch.from_numpy(expected))
     with torch.no_grad():
         parameter[0] = torch.nan
     assert not np.isfinite(sketched_sensitivity(sketch, model, x, y)).any()
 
 
+@pytest.mark.usefixtures("one_thread")
+def test_a_sketch_that_adds_up_in_another_order_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def rounding(graph: Any, arguments: list[Any]) -> Any:
+        def code(*tensors: torch.Tensor) -> Any:
+            found = graph(*tensors)
+            return (found[0] * (1 + 2e-16), found[1]) if isinstance(found, tuple) else found
+
+        return code
+
+    monkeypatch.setattr(compiled_sensitivity, "_compile_graph", rounding)
+    model, (x, y) = nn.Linear(6, 3), batch()
+    sketch = Sketch(21)
+    for _ in range(2):
+        found = sketched_sensitivity(sketch, model, x, y)
+        assert found.tolist() == sketch(compiled(model, x, y)).tolist()
+    (warning,) = warnings_of(caplog)
+    assert "The sketch of Linear" in warning
+    assert "another order" in warning
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("size", [20, 22])
+def test_a_sketch_of_another_size_is_an_error(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled_sensitivity, "_compile_graph", recorded_only)
+    model, (x, y) = nn.Linear(6, 3), batch()
+    with pytest.raises(ValueError, match=f"size={size}"):
+        sketched_sensitivity(Sketch(size), model, x, y)
+
+
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("case", ["several threads", "gaussian", "long"])
 def test_a_sketch_that_does_not_suit_is_made_of_the_compiled_sensitivity(
     monkeypatch: pytest.MonkeyPatch, case: str
@@ -105,17 +156,17 @@ def test_a_sketch_that_does_not_suit_is_made_of_the_compiled_sensitivity(
     monkeypatch.setattr(compiled_sensitivity, "_compile_graph", recorded_only)
     hidden = 2**13 if case == "long" else 5
     model = nn.Sequential(nn.Linear(6, hidden), nn.Linear(hidden, 3))
-    size = sum(parameter.numel() for parameter in model.parameters())
-    sketch = Sketch(size, kind="gaussian" if case == "gaussian" else "rademacher")
+    sketch = Sketch(size_of(model), kind="gaussian" if case == "gaussian" else "rademacher")
     torch.set_num_threads(2 if case == "several threads" else 1)
     x, y = batch()
     found = sketched_sensitivity(sketch, model, x, y)
     ((key, code),) = compiled_sensitivity._known[model]
-    assert sketch not in key
+    assert key[1] is None  # code without a sketch
     assert code is not None
     assert found.tolist() == sketch(compiled(model, x, y)).tolist()
 
 
+@pytest.mark.usefixtures("one_thread")
 def test_a_sketch_of_a_model_that_does_not_suit_is_made_as_usual() -> None:
     model = nn.Sequential(nn.Conv1d(1, 2, 3), nn.Flatten(), nn.Linear(8, 3))
     x, y = batch()
@@ -267,22 +318,30 @@ def test_other_strides_are_other_code(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(compiled_sensitivity._known[model]) == 2
 
 
+@pytest.mark.usefixtures("one_thread")
 def test_code_that_computes_something_else_is_not_used(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def wrong(graph: Any, arguments: list[Any]) -> Any:
-        return lambda *tensors: 1.01 * graph(*tensors)
+        def code(*tensors: torch.Tensor) -> Any:
+            found = graph(*tensors)
+            # All of it, so that the sketch still fits the sensitivities.
+            return tuple(1.01 * part for part in found) if sketching else 1.01 * found
+
+        return code
 
     monkeypatch.setattr(compiled_sensitivity, "_compile_graph", wrong)
     model, (x, y) = nn.Linear(6, 3), batch()
+    sketching = False
     for _ in range(2):
         assert torch.equal(compiled(model, x, y), sensitivity(model, x, y))
     (warning,) = warnings_of(caplog)
     assert "off by" in warning
-    sketch = Sketch(21)
+    sketch, sketching = Sketch(21), True
     for _ in range(2):
         found = sketched_sensitivity(sketch, model, x, y)
         assert found.tolist() == sketch(sensitivity(model, x, y)).tolist()
+    assert "The sketch of Linear is not compiled: its compiled code is off" in caplog.text
     assert len(warnings_of(caplog)) == 2
 
 
