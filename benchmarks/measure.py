@@ -85,16 +85,11 @@ def interleave(
 
 
 def interleave_calls(
-    cases: Mapping[str, Callable[[], Any]],
-    repeats: int,
-    *,
-    warm_up: int = 1,
-    measure: Callable[[Callable[[], Any]], float] = cpu_seconds_of,
-) -> dict[str, Spread]:
-    """Return how long calls take, measured in turn."""
-    timed = {name: partial(measure, function) for name, function in cases.items()}
-    found = interleave(timed, repeats, warm_up=warm_up)
-    return {name: Spread.of(values) for name, values in found.items()}
+    calls: Mapping[str, Callable[[], Any]], repeats: int, *, warm_up: int = 1
+) -> dict[str, list[float]]:
+    """Return the processor time of calls, measured in turn."""
+    timed = {name: partial(cpu_seconds_of, call) for name, call in calls.items()}
+    return interleave(timed, repeats, warm_up=warm_up)
 
 
 def paired_ratio(numerator: Iterable[float], denominator: Iterable[float]) -> Spread:

@@ -15,12 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from benchmarks.measure import Spread, cpu_seconds_of, interleave, paired_ratio, peak_memory
+from benchmarks.measure import Spread, interleave_calls, paired_ratio, peak_memory
 from benchmarks.report import Report, parser, with_unit
 from fedpsa_strategy import Calibration, Sketch
 from fedpsa_strategy.compiled_sensitivity import sketched_sensitivity
-from fedpsa_strategy.parameter_sensitivity import sensitivity
-from fedpsa_strategy.probe import num_trainable
+from fedpsa_strategy.parameter_sensitivity import num_trainable, sensitivity
 from task.models import make_model
 from task.steps import make_training
 from task.tensors import Shard
@@ -143,7 +142,7 @@ def measure_case(case: Case, repeats: int, *, alternatives: bool) -> dict[str, A
         "sketch": lambda: sketch(vector),
     }
     # The share first, as in a task: the other ways leave their memory behind.
-    in_task = _in_turn({"training": local, **ours}, repeats)
+    in_task = interleave_calls({"training": local, **ours}, repeats)
     scale = case.steps / steps
     in_task["training"] = [seconds * scale for seconds in in_task["training"]]
     others: dict[str, Callable[[], Any]] = {}
@@ -157,7 +156,7 @@ def measure_case(case: Case, repeats: int, *, alternatives: bool) -> dict[str, A
     if DIM * size * 8 < 2**30:
         dense = torch.randn(DIM, size, generator=torch.Generator().manual_seed(0)).double()
         others["dense R, stored"] = lambda: dense @ vector.double()
-    compared = _in_turn({**ours, **others}, repeats)
+    compared = interleave_calls({**ours, **others}, repeats)
     return {
         "parameters": size,
         "steps": case.steps,
@@ -169,11 +168,6 @@ def measure_case(case: Case, repeats: int, *, alternatives: bool) -> dict[str, A
         ),
         "memory": {key: peak_memory(call) for key, call in in_memory.items()},
     }
-
-
-def _in_turn(calls: dict[str, Callable[[], Any]], repeats: int) -> dict[str, list[float]]:
-    timed = {name: partial(cpu_seconds_of, call) for name, call in calls.items()}
-    return interleave(timed, repeats, warm_up=1)
 
 
 def measure_compiled(case: Case, repeats: int) -> tuple[dict[str, Spread], float]:
@@ -189,7 +183,7 @@ def measure_compiled(case: Case, repeats: int) -> tuple[dict[str, Spread], float
         "training": lambda: training(x, y, orders),
         "sensitivity and sketch": lambda: sketched_sensitivity(sketch, model, *batch),
     }
-    found = _in_turn(calls, repeats)
+    found = interleave_calls(calls, repeats)
     times = {f"compiled {key}": Spread.of(values) for key, values in found.items()}
     return times, paired_ratio(found["sensitivity and sketch"], found["training"]).median
 
@@ -211,9 +205,7 @@ def measure_sketch(size: int, repeats: int) -> dict[str, Any]:
         "one bit per entry of the vector": lambda: bits(1),
         "one bit per entry of R": lambda: bits(DIM),
     }
-    found = interleave(
-        {k: partial(cpu_seconds_of, f) for k, f in cases.items()}, repeats, warm_up=0
-    )
+    found = interleave_calls(cases, repeats, warm_up=0)
     least = [a + b for a, b in zip(found["read"], found["one bit per entry of R"], strict=True)]
     return {
         "size": size,

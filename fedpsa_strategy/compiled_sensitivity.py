@@ -21,7 +21,12 @@ from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedpsa_strategy.errors import CompilationError
-from fedpsa_strategy.parameter_sensitivity import LossFunction, gradient_moments, sensitivity
+from fedpsa_strategy.parameter_sensitivity import (
+    LossFunction,
+    gradient_moments,
+    num_trainable,
+    sensitivity,
+)
 from fedpsa_strategy.sketch import HALF_WORDS, Sketch, fold, signs_of_bits
 
 log = logging.getLogger("flwr")
@@ -141,10 +146,9 @@ def _code(
 
 def _suits(model: nn.Module, inputs: Tensor, sketch: Sketch | None) -> bool:
     modules = list(model.modules())
-    size = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     return (
         # The sketch itself says that it is one of another model.
-        (sketch is None or sketch.size == size)
+        (sketch is None or sketch.size == num_trainable(model))
         and all(type(module) is nn.Linear for module in modules if module._parameters)
         # Tensors cannot be exchanged reliably in a layer that has two names.
         and len(modules) == len(list(model.named_modules(remove_duplicate=False)))

@@ -141,6 +141,11 @@ def gradient_moments(
     return moments
 
 
+def num_trainable(model: nn.Module) -> int:
+    """Return d, the number of trainable parameters."""
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+
+
 def trainable_vector(model: nn.Module) -> Tensor:
     """Return the trainable parameters θ as one detached vector, in the order of `sensitivity`.
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedpsa_strategy.calibration import Calibration, fingerprint
-from fedpsa_strategy.parameter_sensitivity import sensitivity, trainable_vector
+from fedpsa_strategy.parameter_sensitivity import num_trainable, sensitivity, trainable_vector
 from fedpsa_strategy.sketch import Sketch
 from fedpsa_strategy.state_dicts import read_state_dict
 
@@ -274,11 +274,6 @@ class ServerSketch:
     def client_config(self) -> dict[str, Any]:
         """Return what clients need to make sketches that can be compared with these."""
         return self.probe.config()
-
-
-def num_trainable(model: nn.Module) -> int:
-    """Return d, the number of trainable parameters."""
-    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
 # Long-lived workers meet the same probe in every task.

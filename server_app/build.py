@@ -32,7 +32,7 @@ from fedpsa_strategy import (
 from fedpsa_strategy.clock import Clock, Latency
 from fedpsa_strategy.events import Listener
 from fedpsa_strategy.norm_guard import NormGuard
-from fedpsa_strategy.probe import num_trainable
+from fedpsa_strategy.parameter_sensitivity import num_trainable
 from fedpsa_strategy.seeds import derive
 from server_app.alignment import record_alignment
 from server_app.personal import personal_accuracy

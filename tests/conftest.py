@@ -31,6 +31,17 @@ def flower_identity():
 
 
 @pytest.fixture
+def one_thread():
+    """Compute with a single thread."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
 def run_without_compiler(tmp_path):
     """Run a Python program where there is no C++ compiler, and return what it printed."""
 

@@ -1,4 +1,4 @@
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ from torch.nn import functional
 from fedpsa_strategy import Probe, Sketch, compiled_sensitivity, errors
 from fedpsa_strategy.compiled_sensitivity import compile_seconds, sketched_sensitivity
 from fedpsa_strategy.compiled_sensitivity import compiled_sensitivity as compiled
-from fedpsa_strategy.parameter_sensitivity import sensitivity
+from fedpsa_strategy.parameter_sensitivity import num_trainable, sensitivity
 
 
 class Perceptron(nn.Module):
@@ -29,22 +29,10 @@ class Perceptron(nn.Module):
         return self.second(self.dropout(torch.relu(self.first(x * self.scale))))
 
 
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def batch(classes: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(8, 6, generator=generator)
     return x, torch.randint(classes, (8,), generator=generator)
-
-
-def size_of(model: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
@@ -93,7 +81,7 @@ def test_a_sketch_is_part_of_the_code_and_adds_up_in_the_same_order(
 ) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, hidden), nn.ReLU(), nn.Linear(hidden, 3)).to(dtype)
-    sketch, other = (Sketch(size_of(model), dim, seed) for seed in (7, 8))
+    sketch, other = (Sketch(num_trainable(model), dim, seed) for seed in (7, 8))
     x, y = batch()
     x = x.to(dtype)
     sketched_sensitivity(sketch, model, x, y)
@@ -156,7 +144,7 @@ def test_a_sketch_that_does_not_suit_is_made_of_the_compiled_sensitivity(
     monkeypatch.setattr(compiled_sensitivity, "_compile_graph", recorded_only)
     hidden = 2**13 if case == "long" else 5
     model = nn.Sequential(nn.Linear(6, hidden), nn.Linear(hidden, 3))
-    sketch = Sketch(size_of(model), kind="gaussian" if case == "gaussian" else "rademacher")
+    sketch = Sketch(num_trainable(model), kind="gaussian" if case == "gaussian" else "rademacher")
     torch.set_num_threads(2 if case == "several threads" else 1)
     x, y = batch()
     found = sketched_sensitivity(sketch, model, x, y)

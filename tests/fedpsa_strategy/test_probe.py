@@ -9,7 +9,8 @@ from test_loop import run, virtual
 from torch import nn
 
 from fedpsa_strategy import Calibration, FedPSA, Probe, Sketch, make_reply, sensitivity
-from fedpsa_strategy.probe import ProbeError, num_trainable
+from fedpsa_strategy.parameter_sensitivity import num_trainable
+from fedpsa_strategy.probe import ProbeError
 
 
 def small_model(seed=0):

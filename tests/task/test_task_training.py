@@ -13,13 +13,7 @@ from task.models import make_model
 from task.shards import Shard, client_shard, test_shard
 from task.training import CompiledStepError, evaluate, resolve_device, set_threads, train
 
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    set_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def toy_shard(n=50, shape=(1, 8, 8), classes=10, seed=0):
