@@ -39,7 +39,7 @@ def main() -> None:
         import torch  # noqa: F401
     with _Part("ours: imports"):
         import client_app.app as client
-        from simulation.local_identity import act_as, give_id
+        from simulation.local_internals import act_as, give_id
     from server_app.settings import Settings
     from task.models import make_model
 

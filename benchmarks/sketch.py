@@ -175,13 +175,13 @@ def measure_compiled(case: Case, repeats: int) -> tuple[dict[str, Spread], float
     model = case.make()
     x = torch.randn(case.samples, *case.shape)
     y = torch.randint(0, 10, (case.samples,))
-    batch = Calibration.gaussian(case.shape, size=CALIBRATION, num_classes=10).tensors("cpu")
+    batch = Calibration.gaussian(case.shape, size=CALIBRATION, num_classes=10)
     sketch = Sketch(num_trainable(model), DIM)
     training = make_training("compiled", model, BATCH_SIZE, 1e-6, 0.0)
     orders = shuffled(len(x), EPOCHS, seed=0)
     calls: dict[str, Callable[[], Any]] = {
         "training": lambda: training(x, y, orders),
-        "sensitivity and sketch": lambda: sketched_sensitivity(sketch, model, *batch),
+        "sensitivity and sketch": lambda: sketched_sensitivity(sketch, batch, model),
     }
     found = interleave_calls(calls, repeats)
     times = {f"compiled {key}": Spread.of(values) for key, values in found.items()}

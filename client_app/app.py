@@ -6,15 +6,17 @@ import time
 from functools import lru_cache
 from typing import Any, cast
 
+import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from torch import Tensor, nn
+from numpy.typing import NDArray
+from torch import nn
 
 from client_app.fedpac import train_fedpac
 from fedpsa_strategy.client import make_reply
 from fedpsa_strategy.probe import LossFn
-from fedpsa_strategy.state_dicts import read_state_dict
+from fedpsa_strategy.state_dicts import as_tensors, read_arrays
 from task.hardware import resolve_device, set_threads
 from task.tasks import DatasetTask, Task, as_shard, find_task
 from task.training import evaluate as evaluate_model
@@ -31,7 +33,7 @@ def train(message: Message, context: Context) -> Message:
     task = node_task(context)
     shard = as_shard(task.train_data(context.node_config), "train_data")
     device = resolve_device(_get(run, "device", str))
-    before = read_state_dict(cast(ArrayRecord, message.content["arrays"]))
+    before = read_arrays(cast(ArrayRecord, message.content["arrays"]))
     model = _loaded_model(task, before, device)
     loss_fn = _loss_fn(task)
     step = _get(run, "step", str)
@@ -88,8 +90,8 @@ def evaluate(message: Message, context: Context) -> Message:
     task = node_task(context)
     shard = as_shard(task.train_data(context.node_config), "train_data")
     device = resolve_device(_get(context.run_config, "device", str))
-    arrays = cast(ArrayRecord, message.content["arrays"])
-    model = _loaded_model(task, read_state_dict(arrays), device)
+    arrays = read_arrays(cast(ArrayRecord, message.content["arrays"]))
+    model = _loaded_model(task, arrays, device)
     loss, accuracy = evaluate_model(model, shard, device=device, loss_fn=_loss_fn(task))
     metrics = MetricRecord({"loss": loss, "num-examples": len(shard)})
     if accuracy is not None:
@@ -124,28 +126,29 @@ def node_task(context: Context) -> Task:
     )
 
 
-def _loaded_model(task: Task, values: dict[str, Tensor], device: torch.device) -> nn.Module:
+def _loaded_model(task: Task, values: dict[str, NDArray[Any]], device: torch.device) -> nn.Module:
     """Return the model with these values on this node's device."""
-    model, tensors = _workspace(cast(Any, task), device)  # a protocol does not promise a hash
+    model, parameters = _workspace(cast(Any, task), device)  # a protocol does not promise a hash
     if {key: value.shape for key, value in values.items()} == {
-        key: tensor.shape for key, tensor in tensors.items()
+        key: parameter.shape for key, parameter in parameters.items()
     }:
-        for key, tensor in tensors.items():
-            tensor.copy_(values[key])
-    else:  # a model with more than parameters; or it says what is wrong
-        model.load_state_dict(values)
+        for key, parameter in parameters.items():
+            np.copyto(parameter, values[key])
+    else:  # a model with more than parameters or on another device; or it says what is wrong
+        model.load_state_dict(as_tensors(values))
     return model
 
 
 @lru_cache(maxsize=1)
-def _workspace(task: Any, device: torch.device) -> tuple[nn.Module, dict[str, Tensor]]:
-    """Return a model whose values do not matter, and its parameters.
+def _workspace(task: Any, device: torch.device) -> tuple[nn.Module, dict[str, NDArray[Any]]]:
+    """Return a model whose values do not matter, and its parameters on a CPU as NumPy sees them.
 
     Long-lived workers use it for all tasks, and load it faster than `load_state_dict` would. Not
     its buffers: a forward pass may put other tensors in their places.
     """
     model: nn.Module = task.make_model(seed=0).to(device)
-    return model, {name: parameter.detach() for name, parameter in model.named_parameters()}
+    named = model.named_parameters() if device.type == "cpu" else ()
+    return model, {name: parameter.detach().numpy() for name, parameter in named}
 
 
 def _loss_fn(task: Task) -> LossFn | None:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, cast
 
+import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from numpy.typing import NDArray
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from fedpsa_strategy.fedpsa import CALIBRATION_KEY
 from fedpsa_strategy.layout import write_array
 from fedpsa_strategy.probe import LossFn, Probe
-from fedpsa_strategy.state_dicts import read_state_dict
+from fedpsa_strategy.state_dicts import read_arrays
 from fedpsa_strategy.update_dtype import UPDATE_DTYPE_KEY, check_update_dtype
 
 _HALVES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -28,7 +29,7 @@ def make_reply(
     metrics: Mapping[str, Any] | None = None,
     context: Context | None = None,
     loss_fn: LossFn | None = None,
-    before: Mapping[str, Tensor] | None = None,
+    before: Mapping[str, NDArray[Any]] | None = None,
     compiled: bool = False,
     arrays_key: str = "arrays",
     config_key: str = "config",
@@ -53,8 +54,8 @@ def make_reply(
         The node's context, where a calibration batch that was sent is kept.
     loss_fn : Callable[[Tensor, Tensor], Tensor] (default: None)
         Per-sample loss for the sensitivity; None is cross-entropy.
-    before : Mapping[str, Tensor] (default: None)
-        w as tensors, from whoever has read the message already.
+    before : Mapping[str, NDArray[Any]] (default: None)
+        w as arrays, from whoever has read the message already.
     compiled : bool (default: False)
         Whether compiled code computes the sensitivity; see `Probe`.
     arrays_key, config_key : str
@@ -62,59 +63,55 @@ def make_reply(
     """
     config = cast(ConfigRecord, message.content[config_key])
     if before is None:
-        before = read_state_dict(cast(ArrayRecord, message.content[arrays_key]))
+        before = read_arrays(cast(ArrayRecord, message.content[arrays_key]))
+    update_dtype = check_update_dtype(config.get(UPDATE_DTYPE_KEY, "float32"))
     after = model.state_dict()
-    delta = _rounded(
-        _difference(before, after),
-        check_update_dtype(config.get(UPDATE_DTYPE_KEY, "float32")),
-    )
-    record = MetricRecord({**(metrics or {}), "num-examples": num_examples})
+    update = ArrayRecord()  # one that is made from a dict makes every array again
+    received = {}
+    with np.errstate(invalid="ignore", over="ignore"):  # what is not finite is for the server
+        for key, tensor in after.items():
+            values = tensor.detach().cpu().numpy()
+            if tensor.is_floating_point():
+                delta = np.asarray(values - before[key])
+                values, received[key] = _rounded(delta, update_dtype)
+            update[key] = write_array(values)
+    record = {**(metrics or {}), "num-examples": num_examples}
     if "sketch-dim" in config:
         started = time.perf_counter()
         arrays = _calibration(message, context, config)
         probe = Probe.from_config(config, arrays=arrays, loss_fn=loss_fn, compiled=compiled)
-        _set_to_sum(after, before, delta)
+        _set_to_sum(after, before, received)
         record["sketch"] = probe(model)
         record["sensitivity-seconds"] = time.perf_counter() - started
-    update = ArrayRecord()  # one that is made from a dict makes every array again
-    for key, value in _as_sent(delta).items():
-        update[key] = write_array(value)
-    content = RecordDict({arrays_key: update, "metrics": record})
+    content = RecordDict({arrays_key: update, "metrics": MetricRecord(record)})
     return Message(content, reply_to=message)
 
 
-def _difference(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {
-        key: value - before[key] if value.is_floating_point() else value
-        for key, value in ((key, value.detach().cpu()) for key, value in after.items())
-    }
+def _rounded(delta: NDArray[Any], update_dtype: str) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return an update as it travels, in a dtype that NumPy knows, and as the server will read it.
 
-
-def _rounded(delta: dict[str, Tensor], update_dtype: str) -> dict[str, Tensor]:
-    """Return an update in the number format in which it travels; what does not fit becomes Inf."""
+    What does not fit the number format becomes Inf.
+    """
     if update_dtype not in _HALVES:
-        return delta
-    dtype = _HALVES[update_dtype]
-    return {
-        key: value.to(dtype) if value.is_floating_point() else value for key, value in delta.items()
-    }
-
-
-def _as_sent(delta: Mapping[str, Tensor]) -> dict[str, NDArray[Any]]:
-    """Return an update in dtypes that NumPy knows."""
-    return {
-        key: (value.view(torch.uint16) if value.dtype == torch.bfloat16 else value).numpy()
-        for key, value in delta.items()
-    }
+        return delta, delta
+    half = torch.from_numpy(delta).to(_HALVES[update_dtype])
+    sent = half.view(torch.uint16) if half.dtype == torch.bfloat16 else half
+    return sent.numpy(), half.float().numpy()
 
 
 def _set_to_sum(
-    values: Mapping[str, Tensor], before: Mapping[str, Tensor], delta: Mapping[str, Tensor]
+    tensors: Mapping[str, Tensor],
+    before: Mapping[str, NDArray[Any]],
+    delta: Mapping[str, NDArray[Any]],
 ) -> None:
     """Write w + Δ into the tensors of a model."""
-    for key, value in delta.items():
-        if value.is_floating_point():
-            values[key].copy_(before[key] + value)
+    with np.errstate(invalid="ignore", over="ignore"):
+        for key, difference in delta.items():
+            tensor = tensors[key].detach()
+            if tensor.device.type == "cpu":
+                np.add(before[key], difference, out=tensor.numpy(), casting="same_kind")
+            else:
+                tensor.copy_(torch.from_numpy(before[key] + difference))
 
 
 def _calibration(

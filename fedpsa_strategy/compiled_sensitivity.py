@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from fedpsa_strategy.calibration import Calibration
 from fedpsa_strategy.errors import CompilationError
 from fedpsa_strategy.parameter_sensitivity import (
     LossFunction,
@@ -72,7 +73,7 @@ def compiled_sensitivity(
     CompilationError
         If there is no working compiler.
     """
-    code, tensors = _code(model, inputs, targets, loss_fn)
+    code, tensors = _code(model, list(model.parameters()), inputs, targets, loss_fn)
     if code is None:
         return sensitivity(model, inputs, targets, loss_fn)
     found: Tensor = code(inputs, targets, *tensors)
@@ -81,12 +82,11 @@ def compiled_sensitivity(
 
 def sketched_sensitivity(
     sketch: Sketch,
+    calibration: Calibration,
     model: nn.Module,
-    inputs: Tensor,
-    targets: Tensor,
     loss_fn: LossFunction | None = None,
 ) -> NDArray[np.float64]:
-    """Return the sketch of the compiled sensitivity.
+    """Return the sketch of the compiled sensitivity to a calibration batch.
 
     A short Rademacher sketch is part of the compiled code, where one thread executes it: several
     would add up in any order. It has the same bits as the sketch alone of the same sensitivities.
@@ -95,7 +95,9 @@ def sketched_sensitivity(
     ----------
     sketch : Sketch
         The projection.
-    model, inputs, targets, loss_fn
+    calibration : Calibration
+        The batch.
+    model, loss_fn
         See `compiled_sensitivity`.
 
     Raises
@@ -103,18 +105,21 @@ def sketched_sensitivity(
     CompilationError
         If there is no working compiler.
     """
+    parameters = list(model.parameters())
+    batch = calibration.tensors(str(parameters[0].device))
     half_words = sketch.half_words
     if half_words is not None and torch.get_num_threads() == 1:
-        code, tensors = _code(model, inputs, targets, loss_fn, sketch)
+        code, tensors = _code(model, parameters, *batch, loss_fn, sketch)
         if code is not None:
-            rows, _ = code(inputs, targets, *tensors, torch.from_numpy(half_words))
+            rows, _ = code(*batch, *tensors, torch.from_numpy(half_words))
             found: NDArray[np.float64] = rows.numpy()
             return found
-    return sketch(compiled_sensitivity(model, inputs, targets, loss_fn))
+    return sketch(compiled_sensitivity(model, *batch, loss_fn))
 
 
 def _code(
     model: nn.Module,
+    parameters: list[nn.Parameter],
     inputs: Tensor,
     targets: Tensor,
     loss_fn: LossFunction | None,
@@ -124,7 +129,6 @@ def _code(
 
     With a sketch it is code for all sketches of its form: the half words are another argument.
     """
-    parameters = list(model.parameters())
     tensors = [tensor.detach() for tensor in (*parameters, *model.buffers())]
     key = (
         loss_fn,

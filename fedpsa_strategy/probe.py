@@ -13,13 +13,12 @@ from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedpsa_strategy.calibration import Calibration, fingerprint
 from fedpsa_strategy.parameter_sensitivity import num_trainable, sensitivity, trainable_vector
 from fedpsa_strategy.sketch import Sketch
-from fedpsa_strategy.state_dicts import read_state_dict
+from fedpsa_strategy.state_dicts import as_tensors, read_arrays
 
 LossFn = Callable[[Tensor, Tensor], Tensor]
 SIGNALS = ("sensitivity", "parameters")
@@ -127,21 +126,16 @@ class Probe:
         """Return the sketch of a model."""
         if self.signal == "parameters":
             found = self.sketch(trainable_vector(model))
+        elif self.compiled:
+            # Only where it is wanted: fresh processes pay for what they import.
+            from fedpsa_strategy.compiled_sensitivity import sketched_sensitivity
+
+            found = sketched_sensitivity(self.sketch, self.calibration, model, self.loss_fn)
         else:
-            device = next(model.parameters()).device
-            found = self._sketched_sensitivity(
-                model, *self.calibration.tensors(str(device)), self.loss_fn
-            )
+            batch = self.calibration.tensors(str(next(model.parameters()).device))
+            found = self.sketch(sensitivity(model, *batch, self.loss_fn))
         sketch: list[float] = found.tolist()
         return sketch
-
-    def _sketched_sensitivity(self, *arguments: Any) -> NDArray[np.float64]:
-        if not self.compiled:
-            return self.sketch(sensitivity(*arguments))
-        # Only where it is wanted: fresh processes pay for what they import.
-        from fedpsa_strategy.compiled_sensitivity import sketched_sensitivity
-
-        return sketched_sensitivity(self.sketch, *arguments)
 
     def sketch_fn(self, model: nn.Module) -> ServerSketch:
         """Return the server's half for `FedPSA(sketch_fn=...)`; `model` is used as a workspace."""
@@ -268,7 +262,7 @@ class ServerSketch:
 
     def __call__(self, arrays: ArrayRecord) -> list[float]:
         """Return the sketch of these arrays."""
-        self.model.load_state_dict(read_state_dict(arrays))
+        self.model.load_state_dict(as_tensors(read_arrays(arrays)))
         return self.probe(self.model)
 
     def client_config(self) -> dict[str, Any]:

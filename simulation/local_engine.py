@@ -27,7 +27,7 @@ from server_app.settings import Settings, SettingsError
 from server_app.stopping import StopSignals
 from simulation.environment import ConfigValue
 from simulation.errors import LaunchFailed, RunFailed
-from simulation.local_identity import SERVER_NODE_ID, act_as, give_id
+from simulation.local_internals import SERVER_NODE_ID, act_as, give_id
 from simulation.local_packing import Packed, pack
 from simulation.local_pool import WorkerPool
 from simulation.local_worker import EMPTY_STATE, Runner, Setup, compile_seconds, run_as_node

@@ -11,7 +11,9 @@ import io
 import pickle
 from typing import Any, NamedTuple
 
-from flwr.app import Array
+from flwr.app import Array, ArrayRecord, Message, RecordDict
+
+from simulation.local_internals import RECORDS, make_array, make_message, make_record
 
 # Below this many bytes, an array is cheaper inside the pickle.
 _SMALL = 4096
@@ -38,8 +40,11 @@ class Packed(NamedTuple):
         return self.payload == other.payload and identities[0] == identities[1]
 
 
-def pack(obj: Any) -> Packed:
+def pack(obj: Message | RecordDict) -> Packed:
     """Take an object apart into a pickle and the data of its big arrays."""
+    if isinstance(obj, Message) and (parts := _parts(obj)) is not None:
+        fields, data = parts
+        return Packed(pickle.dumps(fields, protocol=5), tuple(data))
     buffers: list[bytes] = []
 
     def keep_inside(buffer: pickle.PickleBuffer) -> bool:
@@ -58,15 +63,57 @@ def pack(obj: Any) -> Packed:
 
 def unpack(packed: Packed) -> Any:
     """Put the object together again; it shares the data of big arrays with `packed`."""
-    return pickle.loads(packed.payload, buffers=packed.buffers)
+    found = pickle.loads(packed.payload, buffers=packed.buffers)
+    return _from_parts(found, packed.buffers) if type(found) is tuple else found
 
 
 def _reduce_array(array: Array) -> tuple[Any, ...]:
     # Its fields as they are: `Array` would look at each of them once more.
-    fields = {
-        "dtype": array.dtype,
-        "shape": tuple(array.shape),
-        "stype": array.stype,
-        "data": pickle.PickleBuffer(array.data),
-    }
-    return copyreg.__newobj__, (Array,), fields  # type: ignore[attr-defined]
+    data = pickle.PickleBuffer(array.data)
+    return make_array, (array.dtype, tuple(array.shape), array.stype, data)
+
+
+# --- Messages -------------------------------------------------------------------------------------
+
+# A pickle of Flower's objects takes a worker that comes from training twice as long as one of what
+# they hold. These are a message's metadata and, of every record, the name, which of `RECORDS` it
+# is, and the values. An array's data is None if it is the next one of the buffers.
+_Fields = tuple[dict[str, Any], list[tuple[str, int, Any]]]
+
+
+def _parts(message: Message) -> tuple[_Fields, list[bytes]] | None:
+    """Return fields and buffers of a message, None if it has anything but Flower's own records."""
+    if not message.has_content():
+        return None
+    records: list[tuple[str, int, Any]] = []
+    buffers: list[bytes] = []
+    for name, record in message.content.items():
+        if type(record) not in RECORDS:
+            return None
+        values: Any = dict(record.items())
+        if type(record) is ArrayRecord:
+            arrays, values = values, []
+            for key, array in arrays.items():
+                data = array.data
+                if type(array) is not Array or type(data) is not bytes:
+                    return None
+                if len(data) >= _SMALL:
+                    buffers.append(data)
+                    data = None
+                values.append((key, array.dtype, tuple(array.shape), array.stype, data))
+        records.append((name, RECORDS.index(type(record)), values))
+    return (vars(message.metadata), records), buffers
+
+
+def _from_parts(fields: _Fields, buffers: tuple[bytes, ...]) -> Message:
+    metadata, records = fields
+    content = {}
+    rest = iter(buffers)
+    for name, index, values in records:
+        if RECORDS[index] is ArrayRecord:
+            values = {
+                key: make_array(dtype, shape, stype, next(rest) if data is None else data)
+                for key, dtype, shape, stype, data in values
+            }
+        content[name] = make_record(RECORDS[index], values)
+    return make_message(metadata, make_record(RecordDict, content))

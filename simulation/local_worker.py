@@ -24,7 +24,7 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from simulation.local_channel import Channel
-from simulation.local_identity import RUN_ID, SERVER_NODE_ID, act_as
+from simulation.local_internals import RUN_ID, SERVER_NODE_ID, act_as
 from simulation.local_packing import Packed, pack, unpack
 
 CLIENT_APP_RAISED = 2

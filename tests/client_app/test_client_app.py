@@ -103,9 +103,9 @@ def test_the_proximal_term_keeps_the_update_small(cache):
 def test_the_step_decides_what_computes_the_sensitivity(cache, monkeypatch, step):
     calls = []
 
-    def counting(sketch, *args):
-        calls.append(args)
-        return sketch(sensitivity(*args))
+    def counting(sketch, calibration, model, loss_fn):
+        calls.append(model)
+        return sketch(sensitivity(model, *calibration.tensors(), loss_fn))
 
     monkeypatch.setattr(compiled_sensitivity, "sketched_sensitivity", counting)
     monkeypatch.setattr("client_app.app.train_model", lambda *_, **__: 0.5)

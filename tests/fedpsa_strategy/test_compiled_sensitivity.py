@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from fedpsa_strategy import Probe, Sketch, compiled_sensitivity, errors
+from fedpsa_strategy import Calibration, Probe, Sketch, compiled_sensitivity, errors
 from fedpsa_strategy.compiled_sensitivity import compile_seconds, sketched_sensitivity
 from fedpsa_strategy.compiled_sensitivity import compiled_sensitivity as compiled
 from fedpsa_strategy.parameter_sensitivity import num_trainable, sensitivity
@@ -33,6 +33,10 @@ def batch(classes: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(8, 6, generator=generator)
     return x, torch.randint(classes, (8,), generator=generator)
+
+
+def sketched(sketch: Sketch, model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Any:
+    return sketched_sensitivity(sketch, Calibration(x.numpy(), y.numpy()), model)
 
 
 def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
@@ -84,11 +88,11 @@ def test_a_sketch_is_part_of_the_code_and_adds_up_in_the_same_order(
     sketch, other = (Sketch(num_trainable(model), dim, seed) for seed in (7, 8))
     x, y = batch()
     x = x.to(dtype)
-    sketched_sensitivity(sketch, model, x, y)
+    sketched(sketch, model, x, y)
     ((_, code),) = compiled_sensitivity._known[model]
     assert code is not None
     before = compile_seconds()
-    sketched_sensitivity(other, model, x, y)
+    sketched(other, model, x, y)
     assert compile_seconds() == before  # another projection is no other code
     for _ in range(3):
         with torch.no_grad():
@@ -96,13 +100,13 @@ def test_a_sketch_is_part_of_the_code_and_adds_up_in_the_same_order(
                 parameter.add_(torch.randn_like(parameter))
         vector = compiled(model, x, y)
         for projection in (sketch, other):
-            found = sketched_sensitivity(projection, model, x, y)
+            found = sketched(projection, model, x, y)
             assert found.tolist() == projection(vector).tolist()
             expected = projection(sensitivity(model, x, y))
             assert_close(torch.from_numpy(found), torch.from_numpy(expected))
     with torch.no_grad():
         parameter[0] = torch.nan
-    assert not np.isfinite(sketched_sensitivity(sketch, model, x, y)).any()
+    assert not np.isfinite(sketched(sketch, model, x, y)).any()
 
 
 @pytest.mark.usefixtures("one_thread")
@@ -120,7 +124,7 @@ def test_a_sketch_that_adds_up_in_another_order_is_not_used(
     model, (x, y) = nn.Linear(6, 3), batch()
     sketch = Sketch(21)
     for _ in range(2):
-        found = sketched_sensitivity(sketch, model, x, y)
+        found = sketched(sketch, model, x, y)
         assert found.tolist() == sketch(compiled(model, x, y)).tolist()
     (warning,) = warnings_of(caplog)
     assert "The sketch of Linear" in warning
@@ -133,7 +137,7 @@ def test_a_sketch_of_another_size_is_an_error(size: int, monkeypatch: pytest.Mon
     monkeypatch.setattr(compiled_sensitivity, "_compile_graph", recorded_only)
     model, (x, y) = nn.Linear(6, 3), batch()
     with pytest.raises(ValueError, match=f"size={size}"):
-        sketched_sensitivity(Sketch(size), model, x, y)
+        sketched(Sketch(size), model, x, y)
 
 
 @pytest.mark.usefixtures("one_thread")
@@ -147,7 +151,7 @@ def test_a_sketch_that_does_not_suit_is_made_of_the_compiled_sensitivity(
     sketch = Sketch(num_trainable(model), kind="gaussian" if case == "gaussian" else "rademacher")
     torch.set_num_threads(2 if case == "several threads" else 1)
     x, y = batch()
-    found = sketched_sensitivity(sketch, model, x, y)
+    found = sketched(sketch, model, x, y)
     ((key, code),) = compiled_sensitivity._known[model]
     assert key[1] is None  # code without a sketch
     assert code is not None
@@ -159,7 +163,7 @@ def test_a_sketch_of_a_model_that_does_not_suit_is_made_as_usual() -> None:
     model = nn.Sequential(nn.Conv1d(1, 2, 3), nn.Flatten(), nn.Linear(8, 3))
     x, y = batch()
     sketch = Sketch(35)
-    found = sketched_sensitivity(sketch, model, x[:, None], y)
+    found = sketched(sketch, model, x[:, None], y)
     assert found.tolist() == sketch(sensitivity(model, x[:, None], y)).tolist()
 
 
@@ -327,7 +331,7 @@ def test_code_that_computes_something_else_is_not_used(
     assert "off by" in warning
     sketch, sketching = Sketch(21), True
     for _ in range(2):
-        found = sketched_sensitivity(sketch, model, x, y)
+        found = sketched(sketch, model, x, y)
         assert found.tolist() == sketch(sensitivity(model, x, y)).tolist()
     assert "The sketch of Linear is not compiled: its compiled code is off" in caplog.text
     assert len(warnings_of(caplog)) == 2

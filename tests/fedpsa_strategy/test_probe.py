@@ -155,6 +155,55 @@ def test_reply_without_a_probe_in_the_config_has_no_sketch():
     assert "sketch" not in reply.content["metrics"]
 
 
+class Tied(nn.Module):
+    """Two names of one parameter, beside one without dimensions."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.second.weight = self.first.weight
+        self.scale = nn.Parameter(torch.tensor(0.7))
+
+    def forward(self, x):
+        return self.second(self.first(x)) * self.scale
+
+
+@pytest.mark.parametrize("update_dtype", ["float32", "float16", "bfloat16"])
+def test_the_model_holds_afterwards_what_the_server_will_see(update_dtype):
+    torch.manual_seed(0)
+    model, after = Tied(), Tied()
+    start = {key: value.clone() for key, value in model.state_dict().items()}
+    probe = Probe.gaussian(model, (3,), num_classes=3, signal="parameters")
+    config = probe.config() | {"update-dtype": update_dtype}
+    sent = make_reply(train_message(model, config), after, num_examples=1).content["arrays"]
+    assert sent["first.weight"].data == sent["second.weight"].data
+    assert sent["scale"].shape == ()
+    for key, value in after.state_dict().items():
+        bits = torch.from_numpy(sent[key].numpy().copy())
+        delta = bits.view(torch.bfloat16) if update_dtype == "bfloat16" else bits
+        assert torch.equal(value, start[key] + delta.float())
+    # The message was read, and nothing else.
+    assert all(torch.equal(value, start[key]) for key, value in model.state_dict().items())
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("update_dtype", ["float32", "float16", "bfloat16"])
+def test_a_model_that_diverged_is_sent_as_it_is(update_dtype):
+    model = small_model()
+    message = train_message(model, make_probe(model).config() | {"update-dtype": update_dtype})
+    with torch.no_grad():
+        model[1].weight[0] = torch.inf
+        model[1].weight[1] = torch.nan
+        model[1].weight[2] = 3e38
+    arrays = make_reply(message, model, num_examples=1).content["arrays"]
+    values = arrays["1.weight"].numpy()
+    if update_dtype == "bfloat16":
+        values = torch.from_numpy(values.copy()).view(torch.bfloat16).float().numpy()
+    assert np.isinf(values[0]).all()
+    assert np.isnan(values[1]).all()
+    assert np.isinf(values[2]).all() == (update_dtype == "float16")
+
+
 def test_a_calibration_batch_that_was_sent_is_kept_on_the_node():
     model = small_model()
     probe = make_probe(model)
@@ -187,3 +236,18 @@ def test_the_probe_works_on_a_gpu():
     model = small_model()
     probe = make_probe(model)
     np.testing.assert_allclose(probe(model.cuda()), probe(model.cpu()), rtol=1e-4)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_a_model_on_a_gpu_is_answered_with_the_same_update():
+    model = small_model()
+    message = train_message(model, make_probe(model).config())
+    here, there = trained(model), trained(model).cuda()
+    replies = [make_reply(message, after, num_examples=1) for after in (here, there)]
+    first, second = (reply.content["arrays"] for reply in replies)
+    assert all(first[key].data == second[key].data for key in first)
+    assert all(
+        torch.equal(value, there.state_dict()[key].cpu())
+        for key, value in here.state_dict().items()
+    )

@@ -2,6 +2,7 @@
 
 import gc
 import json
+import math
 import os
 import signal
 import subprocess
@@ -13,7 +14,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Error,
+    Message,
+    MetricRecord,
+    RecordDict,
+)
 
 from simulation import cli, local_pool, local_worker
 from simulation.errors import LaunchFailed, RunFailed
@@ -114,6 +123,60 @@ def test_packing_leaves_big_arrays_where_they_are() -> None:
     assert pack(again).same_as(packed)
     assert not pack(again).same_as(pack(RecordDict()))
     assert again.content["arrays"].object_id == arrays.object_id  # what Flower knows it by
+
+
+def test_packing_keeps_every_value_as_it_is() -> None:
+    content = RecordDict(
+        {
+            "metrics": MetricRecord({"whole": 2**40, "nan": math.nan, "list": [0.1, -0.0]}),
+            "numpy": MetricRecord({"loss": np.float64(0.3)}),
+            "config": ConfigRecord({"text": "", "bytes": b"\0\xff", "flags": [True, False]}),
+            "empty": ArrayRecord(),
+        }
+    )
+    message = Message(content, 5, "train.other", ttl=7.0, group_id="3")
+    again = unpack(pack(message))
+    assert repr(again.content) == repr(content)
+    assert type(again.content["numpy"]["loss"]) is np.float64
+    assert list(again.content) == list(content)
+    assert {key: type(record) for key, record in again.content.items()} == {
+        key: type(record) for key, record in content.items()
+    }
+    assert again.metadata.__dict__ == message.metadata.__dict__
+    assert not again.has_error()
+    # What arrived is what Flower would have made: it checks, and it is nobody else's.
+    again.content["metrics"]["more"] = 1
+    assert "more" not in content["metrics"]
+    assert "more" not in MetricRecord()
+    for record, key in ((again.content["metrics"], "x"), (again.content, "y")):
+        with pytest.raises(TypeError):
+            record[key] = object()
+
+
+class Counted(MetricRecord):
+    """A record that knows more than its values."""
+
+    count = 0
+
+
+def test_packing_does_not_turn_unusual_messages_into_usual_ones() -> None:
+    own = Counted({"loss": 0.5})
+    own.__dict__["count"] = 3
+    again = unpack(pack(Message(RecordDict({"own": own}), 5, "train")))
+    assert type(again.content["own"]) is Counted
+    assert again.content["own"].count == 3
+
+    instruction = Message(RecordDict(), 5, "train")
+    failed = unpack(pack(Message(Error(code=2, reason="why"), reply_to=instruction)))
+    assert not failed.has_content()
+    assert (failed.error.code, failed.error.reason) == (2, "why")
+
+    array = Array("uint8", (3,), "numpy.ndarray", b"abc")
+    array.data = bytearray(b"def")
+    arrays = ArrayRecord()
+    arrays["a"] = array
+    again = unpack(pack(Message(RecordDict({"arrays": arrays}), 5, "train")))
+    assert again.content["arrays"]["a"].data == b"def"
 
 
 @pytest.mark.engine
