@@ -16,7 +16,7 @@ from fedpsa_strategy.fedpsa import CALIBRATION_KEY
 from fedpsa_strategy.layout import write_array
 from fedpsa_strategy.probe import LossFn, Probe
 from fedpsa_strategy.state_dicts import read_arrays
-from fedpsa_strategy.update_dtype import UPDATE_DTYPE_KEY, check_update_dtype
+from fedpsa_strategy.update_dtype import UPDATE_DTYPE_KEY, check_update_dtype, decode
 
 _HALVES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -67,51 +67,51 @@ def make_reply(
     update_dtype = check_update_dtype(config.get(UPDATE_DTYPE_KEY, "float32"))
     after = model.state_dict()
     update = ArrayRecord()  # one that is made from a dict makes every array again
-    received = {}
+    sent = {}
     with np.errstate(invalid="ignore", over="ignore"):  # what is not finite is for the server
         for key, tensor in after.items():
             values = tensor.detach().cpu().numpy()
             if tensor.is_floating_point():
                 delta = np.asarray(values - before[key])
-                values, received[key] = _rounded(delta, update_dtype)
+                values = sent[key] = _rounded(delta, update_dtype)
             update[key] = write_array(values)
     record = {**(metrics or {}), "num-examples": num_examples}
     if "sketch-dim" in config:
         started = time.perf_counter()
         arrays = _calibration(message, context, config)
         probe = Probe.from_config(config, arrays=arrays, loss_fn=loss_fn, compiled=compiled)
-        _set_to_sum(after, before, received)
+        _set_to_sum(after, before, sent, update_dtype)
         record["sketch"] = probe(model)
         record["sensitivity-seconds"] = time.perf_counter() - started
     content = RecordDict({arrays_key: update, "metrics": MetricRecord(record)})
     return Message(content, reply_to=message)
 
 
-def _rounded(delta: NDArray[Any], update_dtype: str) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return an update as it travels, in a dtype that NumPy knows, and as the server will read it.
-
-    What does not fit the number format becomes Inf.
-    """
+def _rounded(delta: NDArray[Any], update_dtype: str) -> NDArray[Any]:
+    """Return an update in a dtype of NumPy as it travels; what does not fit becomes Inf."""
     if update_dtype not in _HALVES:
-        return delta, delta
+        return delta
     half = torch.from_numpy(delta).to(_HALVES[update_dtype])
-    sent = half.view(torch.uint16) if half.dtype == torch.bfloat16 else half
-    return sent.numpy(), half.float().numpy()
+    return (half.view(torch.uint16) if half.dtype == torch.bfloat16 else half).numpy()
 
 
 def _set_to_sum(
     tensors: Mapping[str, Tensor],
     before: Mapping[str, NDArray[Any]],
-    delta: Mapping[str, NDArray[Any]],
+    sent: Mapping[str, NDArray[Any]],
+    update_dtype: str,
 ) -> None:
-    """Write w + Δ into the tensors of a model."""
+    """Write w + Δ into the tensors of a model, Δ being what the server reads."""
     with np.errstate(invalid="ignore", over="ignore"):
-        for key, difference in delta.items():
+        for key, delta in sent.items():
+            if update_dtype == "bfloat16":
+                bits, delta = delta, np.empty(delta.shape, np.float32)
+                decode(bits, update_dtype, delta)
             tensor = tensors[key].detach()
             if tensor.device.type == "cpu":
-                np.add(before[key], difference, out=tensor.numpy(), casting="same_kind")
+                np.add(before[key], delta, out=tensor.numpy(), casting="same_kind")
             else:
-                tensor.copy_(torch.from_numpy(before[key] + difference))
+                tensor.copy_(torch.from_numpy(before[key] + delta))
 
 
 def _calibration(

@@ -42,7 +42,7 @@ class Packed(NamedTuple):
 
 def pack(obj: Message | RecordDict) -> Packed:
     """Take an object apart into a pickle and the data of its big arrays."""
-    if isinstance(obj, Message) and (parts := _parts(obj)) is not None:
+    if type(obj) is Message and (parts := _parts(obj)) is not None:
         fields, data = parts
         return Packed(pickle.dumps(fields, protocol=5), tuple(data))
     buffers: list[bytes] = []
@@ -75,9 +75,9 @@ def _reduce_array(array: Array) -> tuple[Any, ...]:
 
 # --- Messages -------------------------------------------------------------------------------------
 
-# A pickle of Flower's objects takes a worker that comes from training twice as long as one of what
-# they hold. These are a message's metadata and, of every record, the name, which of `RECORDS` it
-# is, and the values. An array's data is None if it is the next one of the buffers.
+# A pickle of Flower's objects takes longer than one of what they hold. This is a message's metadata
+# and, of every record, the name, which of `RECORDS` it is, and the values. An array's data is None
+# if it is the next one of the buffers.
 _Fields = tuple[dict[str, Any], list[tuple[str, int, Any]]]
 
 

@@ -159,12 +159,22 @@ class Counted(MetricRecord):
     count = 0
 
 
+class Marked(Message):
+    """A message that knows more than its content."""
+
+    mark = 0
+
+
 def test_packing_does_not_turn_unusual_messages_into_usual_ones() -> None:
     own = Counted({"loss": 0.5})
     own.__dict__["count"] = 3
     again = unpack(pack(Message(RecordDict({"own": own}), 5, "train")))
     assert type(again.content["own"]) is Counted
     assert again.content["own"].count == 3
+
+    marked = Marked(RecordDict(), 5, "train")
+    marked.__dict__["mark"] = 4
+    assert unpack(pack(marked)).mark == 4
 
     instruction = Message(RecordDict(), 5, "train")
     failed = unpack(pack(Message(Error(code=2, reason="why"), reply_to=instruction)))
