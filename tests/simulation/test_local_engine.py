@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -399,6 +399,55 @@ def test_waiting_for_several_replies_ends_when_jobs_run_short(client_app: str) -
             assert replies
             assert len(replies) >= 3 or arrived >= 3
             arrived += len(replies)
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of the jobs that workers were sent."""
+    numbers = []
+    send = local_pool._WorkerProcess.send
+
+    def noted(worker: Any, job: local_pool.Job) -> None:
+        numbers.append(job.number)
+        send(worker, job)
+
+    monkeypatch.setattr(local_pool._WorkerProcess, "send", noted)
+    return numbers
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(
+    ("workers", "messages", "expected"), [(1, 2, 2), (1, 4, 2), (2, 3, 2), (2, 4, 3), (2, 9, 4)]
+)
+def test_a_busy_worker_has_its_next_job_if_the_others_have_one_too(
+    client_app: str, sent: list[int], workers: int, messages: int, expected: int
+) -> None:
+    with LocalGrid(messages, {}, workers=workers, app=client_app) as grid:
+        nodes = sorted(grid.get_node_ids())
+        processes = cast(local_pool.WorkerPool, grid._executor)._workers
+        wait_until(lambda: grid.worker_pids and all(each.ready for each in processes), 60)
+        grid.push_messages([train_message(node, seconds=60.0) for node in nodes])
+        assert not grid.wait(0.2)
+        assert sent == list(range(1, expected + 1))
+
+
+@pytest.mark.engine
+def test_who_is_not_in_a_hurry_need_not_be_woken(
+    client_app: str, sent: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    naps: list[float] = []
+    sleep = time.sleep
+    with LocalGrid(4, {}, workers=1, app=client_app) as grid:
+        nodes = sorted(grid.get_node_ids())
+        pushed = list(grid.push_messages([train_message(node, seconds=0.1) for node in nodes]))
+        wait_until(lambda: grid.worker_pids and len(sent) >= 2, 60)
+        monkeypatch.setattr(local_pool.time, "sleep", lambda s: (naps.append(s), sleep(s)))
+        assert grid.wait(60)
+        assert naps == []
+        assert len(list(grid.pull_messages(pushed))) == 1
+        assert grid.wait(60, replies=2)
+        assert naps
+        assert max(naps) < 0.1
 
 
 @pytest.mark.engine
