@@ -67,20 +67,19 @@ def make_reply(
     update_dtype = check_update_dtype(config.get(UPDATE_DTYPE_KEY, "float32"))
     after = model.state_dict()
     update = ArrayRecord()  # one that is made from a dict makes every array again
-    sent = {}
+    values, sent = {}, {}
     with np.errstate(invalid="ignore", over="ignore"):  # what is not finite is for the server
         for key, tensor in after.items():
-            values = tensor.detach().cpu().numpy()
+            array = values[key] = tensor.numpy(force=True)  # on a CPU the very memory
             if tensor.is_floating_point():
-                delta = np.asarray(values - before[key])
-                values = sent[key] = _rounded(delta, update_dtype)
-            update[key] = write_array(values)
+                array = sent[key] = _rounded(np.asarray(array - before[key]), update_dtype)
+            update[key] = write_array(array)
     record = {**(metrics or {}), "num-examples": num_examples}
     if "sketch-dim" in config:
         started = time.perf_counter()
         arrays = _calibration(message, context, config)
         probe = Probe.from_config(config, arrays=arrays, loss_fn=loss_fn, compiled=compiled)
-        _set_to_sum(after, before, sent, update_dtype)
+        _set_to_sum(after, values, before, sent, update_dtype)
         record["sketch"] = probe(model)
         record["sensitivity-seconds"] = time.perf_counter() - started
     content = RecordDict({arrays_key: update, "metrics": MetricRecord(record)})
@@ -97,21 +96,20 @@ def _rounded(delta: NDArray[Any], update_dtype: str) -> NDArray[Any]:
 
 def _set_to_sum(
     tensors: Mapping[str, Tensor],
+    values: Mapping[str, NDArray[Any]],
     before: Mapping[str, NDArray[Any]],
     sent: Mapping[str, NDArray[Any]],
     update_dtype: str,
 ) -> None:
-    """Write w + Δ into the tensors of a model, Δ being what the server reads."""
+    """Write w + Δ into the tensors of a model and their values, Δ being what the server reads."""
     with np.errstate(invalid="ignore", over="ignore"):
         for key, delta in sent.items():
             if update_dtype == "bfloat16":
                 bits, delta = delta, np.empty(delta.shape, np.float32)
                 decode(bits, update_dtype, delta)
-            tensor = tensors[key].detach()
-            if tensor.device.type == "cpu":
-                np.add(before[key], delta, out=tensor.numpy(), casting="same_kind")
-            else:
-                tensor.copy_(torch.from_numpy(before[key] + delta))
+            np.add(before[key], delta, out=values[key], casting="same_kind")
+            if tensors[key].device.type != "cpu":
+                tensors[key].copy_(torch.from_numpy(values[key]))
 
 
 def _calibration(
