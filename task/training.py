@@ -129,7 +129,9 @@ def evaluate(
 def _mode(model: nn.Module, *, training: bool) -> Iterator[None]:
     """Hold a model in training or eval mode; afterwards every module is back in its own."""
     before = [(module, module.training) for module in model.modules()]
-    model.train(training)
+    # Setting it takes longer than looking; a model with a method of its own may have other plans.
+    if any(mode != training or type(m).train is not nn.Module.train for m, mode in before):
+        model.train(training)
     try:
         yield
     finally:
