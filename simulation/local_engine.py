@@ -1,7 +1,7 @@
 """Run the app on this machine without Flower's engines: a grid that executes the ClientApp itself.
 
-Nothing is serialised that need not be and nobody is woken who need not be, so that clients do
-little else than train. The results are those of Flower's engines, bit for bit.
+Nothing is serialised that need not be and nothing is polled for, so that clients do little else
+than train. The results are those of Flower's engines, bit for bit.
 """
 
 from __future__ import annotations

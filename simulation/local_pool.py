@@ -39,10 +39,10 @@ CLIENT_APP_CRASHED = 8
 """Flower's error code for a ClientApp that took its process with it."""
 
 _MOST_CRASHES = 3  # of one task, or of workers that did not even start
+_MOST_WAITING = 2  # jobs of a worker beside the one it works on
 _WAITING_BYTES = 64 * 2**10  # of a job that may wait in the socket of a worker that is busy
 _SOCKET_BYTES = 4 * _WAITING_BYTES
 _HELD_BYTES = 64 * 2**20  # data of big arrays that a worker keeps in case they are needed again
-_SHORTEST_NAP = 0.001  # seconds between looks for replies that are not urgent
 _LONGEST_WAIT = 3600.0  # seconds of one system call, which has a limit
 _GRACE = 1.0  # seconds between the request to end and the end by force
 
@@ -76,13 +76,13 @@ class Job:
 class WorkerPool:
     """Executes messages in worker processes.
 
-    While there is enough to do, every worker has its next job waiting beside the one it works on.
+    While there is enough to do, a worker has its next jobs waiting beside the one it works on.
     A node has one job at a time, because a job starts from the state in which the node's last one
     left it. A worker that dies is replaced and its jobs are done again.
 
     What workers send is taken in whenever the pool is called: without a thread of its own, which
-    would ask for Python's lock all the time. The waiting job is what keeps a worker busy meanwhile,
-    if job and reply fit into its socket; else it waits until whoever owns the pool has time.
+    would ask for Python's lock all the time. Waiting jobs are what keeps a worker busy meanwhile,
+    if they and the reply fit into its socket; else it waits until whoever owns the pool has time.
 
     Parameters
     ----------
@@ -146,26 +146,17 @@ class WorkerPool:
         """Wait for so many replies that were not there at the last `collect`.
 
         For fewer when the workers are about to run out of jobs. A process that trains too does not
-        wait while there is a job that no worker has. Who waits for several is not in a hurry: while
-        every worker has its next job, replies are looked for now and then.
+        wait while there is a job that no worker has.
         """
         if self._own is not None and self._execute_next(self._own):
             return True
-        started = time.monotonic()
+        give_up = time.monotonic() + timeout
         self._take_arrivals()
         while self._news < (1 if len(self._pending) < len(self._workers) else replies):
-            waited = time.monotonic() - started
-            left = timeout - waited
+            left = give_up - time.monotonic()
             if left <= 0:
                 break
-            if replies > 1 and all(len(worker.jobs) > 1 for worker in self._workers):
-                # Asleep by the clock and not for the socket, because waking somebody costs a worker
-                # time of its own: on a virtual machine, where a core that idles is given away, as
-                # much as several hundred microseconds.
-                time.sleep(min(left, max(_SHORTEST_NAP, waited / 8)))
-                self._take_arrivals()
-            else:
-                self._take_arrivals(min(left, _LONGEST_WAIT))
+            self._take_arrivals(min(left, _LONGEST_WAIT))
         return self._news > 0
 
     def close(self) -> None:
@@ -199,15 +190,17 @@ class WorkerPool:
         for worker in self._workers:
             if worker.ready and not worker.jobs:
                 self._send_next(worker)
-        # A second job lets a worker go on at once. But it ties that job to this worker, also if
-        # another one is free earlier or more urgent jobs come in: so only out of plenty. And it
-        # has to fit into the socket, because a worker that is busy does not read.
+        # Jobs that wait let a worker go on at once, also when this process is late. But they are
+        # tied to that worker, even if another one is free earlier or more urgent jobs come in: so
+        # only out of plenty. And they have to fit into the socket, because a worker that is busy
+        # does not read.
         others = len(self._workers) - (self._own is None)
-        for worker in self._workers:
-            if len(self._pending) <= others:
-                return
-            if len(worker.jobs) == 1:
-                self._send_next(worker, _WAITING_BYTES)
+        for waiting in range(_MOST_WAITING):
+            for worker in self._workers:
+                if len(self._pending) <= others * (1 + waiting):
+                    return
+                if len(worker.jobs) == 1 + waiting:
+                    self._send_next(worker, _WAITING_BYTES)
 
     def _send_next(self, worker: _WorkerProcess, most_bytes: float = math.inf) -> None:
         job = self._next_job()
