@@ -39,7 +39,7 @@ CLIENT_APP_CRASHED = 8
 """Flower's error code for a ClientApp that took its process with it."""
 
 _MOST_CRASHES = 3  # of one task, or of workers that did not even start
-_MOST_WAITING = 2  # jobs of a worker beside the one it works on
+_MOST_WAITING = 2  # jobs of a single worker beside the one it works on
 _WAITING_BYTES = 64 * 2**10  # of a job that may wait in the socket of a worker that is busy
 _SOCKET_BYTES = 4 * _WAITING_BYTES
 _HELD_BYTES = 64 * 2**20  # data of big arrays that a worker keeps in case they are needed again
@@ -191,13 +191,14 @@ class WorkerPool:
             if worker.ready and not worker.jobs:
                 self._send_next(worker)
         # Jobs that wait let a worker go on at once, also when this process is late. But they are
-        # tied to that worker, even if another one is free earlier or more urgent jobs come in: so
+        # tied to that worker, even if another one is free earlier: so, unless there is no other,
         # only out of plenty. And they have to fit into the socket, because a worker that is busy
         # does not read.
-        others = len(self._workers) - (self._own is None)
-        for waiting in range(_MOST_WAITING):
+        alone = len(self._workers) == 1 and self._own is None
+        most, for_others = (_MOST_WAITING, 0) if alone else (1, len(self._workers))
+        for waiting in range(most):
             for worker in self._workers:
-                if len(self._pending) <= others * (1 + waiting):
+                if len(self._pending) <= for_others:
                     return
                 if len(worker.jobs) == 1 + waiting:
                     self._send_next(worker, _WAITING_BYTES)
