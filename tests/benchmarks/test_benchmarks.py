@@ -15,6 +15,7 @@ from benchmarks import (
     growth,
     held_out,
     jobs,
+    machine,
     server,
     sketch,
     slices,
@@ -52,6 +53,19 @@ def test_spread_and_ratio():
 
 def test_peak_memory_sees_what_is_freed_again():
     assert peak_memory(lambda: bytearray(50_000_000)) >= 40_000_000
+
+
+def test_stolen_time_is_a_share_of_all_processors_time(tmp_path, monkeypatch):
+    stat = tmp_path / "stat"
+    monkeypatch.setattr(machine, "_STAT", stat)
+    assert machine.ProcessorTime.now() == (0, 0)  # a system that does not tell
+    # user, nice, system, idle, iowait, irq, softirq, steal; guests are users too.
+    stat.write_text("cpu  10 0 5 80 0 0 1 4 7 0\ncpu0 1 1 1 1 1 1 1 1 1 1\n")
+    before = machine.ProcessorTime.now()
+    assert before == (4, 100)
+    stat.write_text("cpu  110 0 5 130 0 0 1 54 9 0\n")
+    assert machine.ProcessorTime.now().stolen_since(before) == 0.25
+    assert before.stolen_since(before) == 0
 
 
 def test_a_report_says_what_was_missed(tmp_path):
@@ -156,6 +170,8 @@ def test_slices(tmp_path, monkeypatch):
         names[2]: [(bare[1] + bare[2]) / 2 / fedbuff[0], (bare[4] + bare[5]) / 2 / fedbuff[1]],
     }
     assert record["ratios"] == expected
+    assert record["stolen"].keys() == expected.keys()
+    assert all(len(shares) == 2 and min(shares) >= 0 for shares in record["stolen"].values())
     assert len(started) >= 10  # twice a loop, and two runs with a worker each
     deadline = time.monotonic() + 60
     while started & {process.pid for process in list_processes() if not process.zombie}:
