@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from simulation.environment import training_environment
 from simulation.process_table import list_processes
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -156,7 +157,12 @@ def bare(job: Job, processes: int) -> Measured:
     command = bare_command(job, tasks)
     started = [
         subprocess.Popen(
-            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            command,
+            cwd=ROOT,
+            env=training_environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         for _ in range(processes)
     ]

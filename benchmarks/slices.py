@@ -29,6 +29,7 @@ from benchmarks.jobs import ROOT, Job, bare_command, descendants, local_command
 from benchmarks.machine import ProcessorTime
 from benchmarks.measure import Spread
 from benchmarks.report import Report, parser
+from simulation.environment import training_environment
 
 JOBS = {
     # After so many uploads nearly all clients' data are loaded, as they are in the bare loop.
@@ -82,7 +83,12 @@ class BareLoops(Contestant):
         command = [*bare_command(job, tasks=0), "--endless", *["--plain"] * plain]
         self.roots = [
             subprocess.Popen(
-                command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, bufsize=0
+                command,
+                cwd=ROOT,
+                env=training_environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                bufsize=0,
             )
             for _ in range(processes)
         ]
@@ -269,9 +275,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if job.step == "compiled":
         report.text(
             "The bare loop is the quickest that we know of: it has this project's own training, a "
-            "single call of compiled code for all steps of a task. The plain loop is the one that "
-            "one would write, with a step that is compiled by `torch.compile` and called for every "
-            "batch."
+            "single call of compiled code for all steps of a task, and the memory allocator is set "
+            "as for the engine's workers. The plain loop is the one that one would write, with a "
+            "step that is compiled by `torch.compile` and called for every batch."
         )
     rows = []
     for name, (number, contestant) in contestants.items():

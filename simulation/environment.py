@@ -22,6 +22,8 @@ TOKEN_VARIABLE = "FEDPSA_LAUNCH_TOKEN"
 
 LOOPBACK = "127.0.0.1"
 
+_TUNABLES = "GLIBC_TUNABLES"
+_KEPT_CHUNKS = "glibc.malloc.tcache_count"
 _KEY = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 _ESCAPES = {"\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
 # Below the range from which operating systems take the ports of outgoing connections, so that
@@ -142,6 +144,19 @@ def remove_folder(folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         if not folder.exists():
             return
+
+
+def training_environment() -> dict[str, str]:
+    """Return our environment variables, with a memory allocator that suits training.
+
+    Of each size of small chunks glibc keeps 7 at hand. A step of a small model has dozens in use at
+    a time, and getting them the long way takes longer than some of what it computes. Other C
+    libraries do not know the setting, and a user's own is left as it is.
+    """
+    own = os.environ.get(_TUNABLES, "")
+    if _KEPT_CHUNKS in own:
+        return dict(os.environ)
+    return os.environ | {_TUNABLES: ":".join(filter(None, (own, f"{_KEPT_CHUNKS}=127")))}
 
 
 def flower_environment(folder: Path, token: str, flwr_home: Path | None = None) -> dict[str, str]:

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from flwr.app import Error, Message
 
+from simulation.environment import training_environment
 from simulation.errors import RunFailed
 from simulation.local_channel import Channel
 from simulation.local_packing import Packed, pack, unpack
@@ -323,7 +324,7 @@ class _WorkerProcess:
                 [sys.executable, "-m", "simulation.local_worker", *map(str, files)],
                 stdin=subprocess.DEVNULL,
                 pass_fds=files,
-                env=os.environ | {"PYTHONPATH": search},
+                env=training_environment() | {"PYTHONPATH": search},
                 # Ctrl-C is for the server, which ends its workers itself; and a worker's own
                 # children, such as compilers, can be ended together with it.
                 start_new_session=True,

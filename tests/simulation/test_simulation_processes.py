@@ -17,6 +17,7 @@ from simulation.environment import (
     free_port,
     launch_folder,
     new_token,
+    training_environment,
 )
 from simulation.process_table import list_processes
 from simulation.processes import ProcessGroup
@@ -245,6 +246,27 @@ def test_environment_of_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION",
     ):
         assert environment[switch] == "1"
+
+
+@pytest.mark.parametrize(
+    ("own", "expected"),
+    [
+        (None, "glibc.malloc.tcache_count=127"),
+        ("glibc.malloc.mxfast=0", "glibc.malloc.mxfast=0:glibc.malloc.tcache_count=127"),
+        ("glibc.malloc.tcache_count=3", "glibc.malloc.tcache_count=3"),
+    ],
+)
+def test_training_has_more_memory_at_hand_unless_the_user_says_how_much(
+    monkeypatch: pytest.MonkeyPatch, own: str | None, expected: str
+) -> None:
+    monkeypatch.setenv("KEPT", "as it is")
+    if own is None:
+        monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    else:
+        monkeypatch.setenv("GLIBC_TUNABLES", own)
+    environment = training_environment()
+    assert environment["GLIBC_TUNABLES"] == expected
+    assert environment["KEPT"] == "as it is"
 
 
 def test_free_ports_are_free_and_differ() -> None:
