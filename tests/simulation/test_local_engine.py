@@ -234,6 +234,17 @@ def test_nodes_know_who_they_are_and_remember(client_app: str, workers: int, mar
 
 
 @pytest.mark.engine
+def test_workers_keep_more_memory_at_hand(client_app: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    with LocalGrid(1, {}, workers=1, app=client_app) as grid:
+        (node,) = grid.get_node_ids()
+        assert list(grid.send_and_receive([train_message(node)]))
+        (pid,) = grid.worker_pids
+        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    assert b"GLIBC_TUNABLES=glibc.malloc.tcache_count=127" in variables
+
+
+@pytest.mark.engine
 @pytest.mark.parametrize("train_here", [False, True])
 def test_garbage_is_not_looked_for_in_what_compilers_made(
     client_app: str, monkeypatch: pytest.MonkeyPatch, train_here: bool
