@@ -7,6 +7,7 @@ lock, and a thread of a busy process may wait for milliseconds until it gets it 
 from __future__ import annotations
 
 import io
+import select
 import socket
 import struct
 from collections.abc import Sequence
@@ -26,18 +27,16 @@ class Channel:
 
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
+        self._arrivals = select.poll()
+        self._arrivals.register(end, select.POLLIN)
         # What was received and not asked for yet: the bytes from `_start` to `_stop`.
         self._buffer = memoryview(bytearray(_BUFFER))
         self._start = self._stop = 0
 
-    def fileno(self) -> int:
-        """Return the number of the file, for waiting."""
-        return self._socket.fileno()
-
     @property
-    def has_more(self) -> bool:
-        """Whether something was received already that waiting would not show."""
-        return self._start < self._stop
+    def has_arrived(self) -> bool:
+        """Whether (the beginning of) a list is here, or the other end is closed."""
+        return self._start < self._stop or bool(self._arrivals.poll(0))
 
     def send(self, strings: Sequence[bytes]) -> None:
         """Send a list."""
@@ -74,7 +73,7 @@ class Channel:
             self._stop += received
         start, self._start = self._start, self._start + length
         string = bytes(self._buffer[start : self._start])
-        if not self.has_more:
+        if self._start == self._stop:
             self._start = self._stop = 0
         return string
 

@@ -14,8 +14,9 @@ import subprocess
 import sys
 import time
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import repeat
 from pathlib import Path
 
 from flwr.app import Error, Message
@@ -26,6 +27,7 @@ from simulation.local_channel import Channel
 from simulation.local_packing import Packed, pack, unpack
 from simulation.local_worker import (
     EMPTY_STATE,
+    QUIET_BYTES,
     Outcome,
     Runner,
     Setup,
@@ -41,8 +43,7 @@ CLIENT_APP_CRASHED = 8
 
 _MOST_CRASHES = 3  # of one task, or of workers that did not even start
 _MOST_WAITING = 2  # jobs of a single worker beside the one it works on
-_WAITING_BYTES = 64 * 2**10  # of a job that may wait in the socket of a worker that is busy
-_SOCKET_BYTES = 4 * _WAITING_BYTES
+_SOCKET_BYTES = 4 * QUIET_BYTES
 _HELD_BYTES = 64 * 2**20  # data of big arrays that a worker keeps in case they are needed again
 _LONGEST_WAIT = 3600.0  # seconds of one system call, which has a limit
 _GRACE = 1.0  # seconds between the request to end and the end by force
@@ -81,9 +82,10 @@ class WorkerPool:
     A node has one job at a time, because a job starts from the state in which the node's last one
     left it. A worker that dies is replaced and its jobs are done again.
 
-    What workers send is taken in whenever the pool is called: without a thread of its own, which
-    would ask for Python's lock all the time. Waiting jobs are what keeps a worker busy meanwhile,
-    if they and the reply fit into its socket; else it waits until whoever owns the pool has time.
+    What workers send is taken in whenever the pool is called and they have rung: without a thread
+    of its own, which would ask for Python's lock all the time. Waiting jobs are what keeps a worker
+    busy meanwhile, if they and the reply fit into its socket; else it waits until whoever owns the
+    pool has time.
 
     Parameters
     ----------
@@ -104,6 +106,7 @@ class WorkerPool:
         self._busy_nodes: set[int] = set()
         self._done: dict[str, Message | Packed] = {}
         self._news = 0  # replies since the last `collect`
+        self._patience = 1  # how many replies were waited for last
         self._failed_starts = 0
         self._num_jobs = 0
         self._closed = False
@@ -127,7 +130,7 @@ class WorkerPool:
         """Take a message to be executed as soon as a worker and the node are free."""
         self._num_jobs += 1
         self._pending.append(Job(self._num_jobs, message, pack(message)))
-        self._take_arrivals()
+        self._check_open()
         self._dispatch()
 
     def collect(self, message_ids: Sequence[str]) -> list[Message]:
@@ -149,15 +152,16 @@ class WorkerPool:
         For fewer when the workers are about to run out of jobs. A process that trains too does not
         wait while there is a job that no worker has.
         """
+        self._patience = replies
         if self._own is not None and self._execute_next(self._own):
             return True
         give_up = time.monotonic() + timeout
-        self._take_arrivals()
+        left = timeout
         while self._news < (1 if len(self._pending) < len(self._workers) else replies):
+            self._take_arrivals(min(max(left, 0.0), _LONGEST_WAIT))
             left = give_up - time.monotonic()
             if left <= 0:
                 break
-            self._take_arrivals(min(left, _LONGEST_WAIT))
         return self._news > 0
 
     def close(self) -> None:
@@ -202,13 +206,13 @@ class WorkerPool:
                 if len(self._pending) <= for_others:
                     return
                 if len(worker.jobs) == 1 + waiting:
-                    self._send_next(worker, _WAITING_BYTES)
+                    self._send_next(worker, QUIET_BYTES)
 
     def _send_next(self, worker: _WorkerProcess, most_bytes: float = math.inf) -> None:
         job = self._next_job()
         if job is not None and worker.bytes_to_send(job) <= most_bytes:
             self._claim(job)
-            worker.send(job)
+            worker.send(job, self._patience)
 
     def _next_job(self) -> Job | None:
         """Return the most urgent job whose node is free, with the node's state."""
@@ -231,30 +235,27 @@ class WorkerPool:
 
     def _start(self, index: int) -> _WorkerProcess:
         worker = _WorkerProcess(index, self._setup)
-        self._arrivals.register(worker.channel, selectors.EVENT_READ, worker)
+        self._arrivals.register(worker.bell, selectors.EVENT_READ, worker)
         return worker
 
     def _take_arrivals(self, timeout: float = 0.0) -> None:
-        """Take what has arrived, or the first that does within a time, and hand out jobs."""
-        if self._closed:
-            raise RuntimeError("the grid is closed")
+        """Take what workers have told of, or tell of within a time, and hand out jobs."""
+        self._check_open()
         for key, _ in self._arrivals.select(timeout):
             worker: _WorkerProcess = key.data
             try:
-                self._take_all(worker)
+                for _ in worker.told():
+                    if worker.ready:
+                        self._take_outcome(worker)
+                    else:
+                        self._take_greeting(worker)
             except (EOFError, OSError):
                 worker.kill()
                 self._replace(worker)
 
-    def _take_all(self, worker: _WorkerProcess) -> None:
-        """Take one message of a worker, and those that came with it."""
-        while True:
-            if worker.ready:
-                self._take_outcome(worker)
-            else:
-                self._take_greeting(worker)
-            if not worker.channel.has_more:
-                return
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError("the grid is closed")
 
     def _take_greeting(self, worker: _WorkerProcess) -> None:
         """Hear from a new worker that it is ready, or that the app cannot be loaded."""
@@ -296,7 +297,7 @@ class WorkerPool:
                 self._finish(job, Message(error, reply_to=job.instruction))
         self._busy_nodes -= {job.node_id for job in jobs}
         self._pending.extendleft(reversed(jobs))
-        self._arrivals.unregister(worker.channel)
+        self._arrivals.unregister(worker.bell)
         worker.close()
         self._workers[worker.index] = self._start(worker.index)
         self._dispatch()
@@ -315,11 +316,12 @@ class _WorkerProcess:
         for end in (ours, theirs):
             for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
                 end.setsockopt(socket.SOL_SOCKET, option, _SOCKET_BYTES)
+        self.bell, their_bell = map(os.fdopen, os.pipe(), "rw")
         their_lifeline, self._lifeline = map(os.fdopen, os.pipe(), "rw")
         root = str(Path(__file__).resolve().parents[1])
         search = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
-        files = (theirs.fileno(), their_lifeline.fileno())
-        with theirs, their_lifeline:
+        files = (theirs.fileno(), their_bell.fileno(), their_lifeline.fileno())
+        with theirs, their_bell, their_lifeline:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "simulation.local_worker", *map(str, files)],
                 stdin=subprocess.DEVNULL,
@@ -337,8 +339,11 @@ class _WorkerProcess:
         new = {id(data): len(data) for data in job.buffers if id(data) not in self._held}
         return len(job.message.payload) + len(job.state.payload) + sum(new.values())
 
-    def send(self, job: Job) -> None:
-        """Send a job, with the data that the worker does not hold yet."""
+    def send(self, job: Job, patience: int) -> None:
+        """Send a job, with the data that the worker does not hold yet.
+
+        Its reply may be told together with others, so many in all.
+        """
         self.jobs.append(job)
         needed = {id(data): data for data in job.buffers}
         new = [key for key in needed if key not in self._held]
@@ -360,10 +365,20 @@ class _WorkerProcess:
             state_keys=[id(data) for data in job.state.buffers],
             new=new,
             forget=forget,
+            patience=patience,
         )
         # One that died in the meantime is noticed where its replies are awaited.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self.channel.send([pickle.dumps(tuple(task)), *(needed[key] for key in new)])
+
+    def told(self) -> Iterator[None]:
+        """Yield once for everything that is to be received, as far as the bell tells.
+
+        A bell that is gone tells of the worker's end. What it had sent until then is received, too:
+        else the first of its jobs would not be the one that it died of.
+        """
+        told = os.read(self.bell.fileno(), 64)
+        yield from repeat(None, sum(told)) if told else repeat(None)
 
     def receive(self) -> tuple[Job, Outcome, Packed, Packed | None]:
         """Receive what came of the first job: the reply, and the node's state if it changed."""
@@ -401,6 +416,7 @@ class _WorkerProcess:
     def close(self) -> None:
         """Close our ends of what led to a process that has ended."""
         self.channel.close()
+        self.bell.close()
         self._lifeline.close()
 
     def describe_end(self) -> str:

@@ -1,7 +1,8 @@
 """What executes the ClientApp: in a worker process, or in the server's own.
 
-As a program, it is a worker process. Its arguments are the numbers of two files: a socket, through
-which it gets its tasks, and a pipe that only the server keeps open: no worker outlives its server.
+As a program, it is a worker process. Its arguments are the numbers of three files: a socket, by
+which it gets its tasks and sends what comes of them; a pipe, its bell, by which it tells the server
+how much it has sent; and a pipe that only the server keeps open: no worker outlives its server.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import socket
 import sys
 import threading
 import traceback
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -29,6 +31,12 @@ from simulation.local_packing import Packed, pack, unpack
 
 CLIENT_APP_RAISED = 2
 """Flower's error code for an exception in the ClientApp."""
+
+# What may lie in the socket without the other end knowing; it holds four times as much.
+QUIET_BYTES = 64 * 2**10
+# Tasks that must be at hand for a reply to wait: one to go on with, while the server, which was
+# told of the one before it, sends others; and one more, with which the reply is told.
+_ENOUGH_TASKS = 2
 
 
 @dataclass(frozen=True)
@@ -65,6 +73,7 @@ class Task(NamedTuple):
     state_keys: list[int]
     new: list[int]
     forget: list[int]
+    patience: int  # so many replies may be told together
 
 
 class Outcome(NamedTuple):
@@ -96,7 +105,7 @@ class Runner:
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
         self._app = load_app(setup.app)
-        self._compiled = compile_seconds()
+        self.compiled = compile_seconds()  # as of the last message
         self._has_frozen = False
 
     def run(self, message: Packed, node_id: int, state: Packed) -> tuple[Message, Packed]:
@@ -117,19 +126,20 @@ class Runner:
             reply = self._app(message=instruction, context=context)
             if not isinstance(reply, Message):
                 raise TypeError(f"the ClientApp returned a {type(reply).__name__}, not a Message")
-            self._keep_what_compilers_leave()
             return reply, state if nothing_kept and not context.state else pack(context.state)
         except Exception:
             error = Error(code=CLIENT_APP_RAISED, reason=traceback.format_exc())
             return Message(error, reply_to=instruction), state
+        finally:
+            self._keep_what_compilers_leave()
 
     def _keep_what_compilers_leave(self) -> None:
         """Take what a compiler made out of the search for garbage: it stays as long as the process.
 
         There is so much of it that one look at all takes as long as twenty tasks of a small model.
         """
-        if (seconds := compile_seconds()) > self._compiled:
-            self._compiled = seconds
+        if (seconds := compile_seconds()) > self.compiled:
+            self.compiled = seconds
             gc.collect()
             gc.freeze()
             self._has_frozen = True
@@ -175,16 +185,51 @@ def compile_seconds() -> float:
 
 
 class _Worker:
-    """The worker's side of the socket."""
+    """The worker's side of the socket.
 
-    def __init__(self, channel: Channel, runner: Runner) -> None:
+    The server sleeps until it hears the bell. To be woken for every reply costs both of them: on a
+    virtual machine the processor that wakes another one may even have to make room for it. So a
+    worker that has enough to do tells of several replies at once.
+    """
+
+    def __init__(self, channel: Channel, bell: int, runner: Runner) -> None:
         self._channel = channel
+        self._bell = bell
         self._runner = runner
+        self._waiting: deque[list[bytes]] = deque()
         self._held: dict[int, bytes] = {}
         self._compiled = 0.0
+        self._untold = self._untold_bytes = 0
 
-    def run(self, task: Task, new: list[bytes]) -> None:
-        """Execute a task and send what comes of it."""
+    def serve(self) -> None:
+        """Execute one task after the other, for ever."""
+        while True:
+            if not self._waiting:
+                self._waiting.append(self._channel.receive())
+            first, *new = self._waiting.popleft()
+            task = Task(*pickle.loads(first))
+            strings = self._execute(task, new)
+            while self._channel.has_arrived:
+                self._waiting.append(self._channel.receive())
+            self.send(strings, task.patience)
+
+    def send(self, strings: list[bytes], patience: int = 1) -> None:
+        """Send a list, and ring unless so many others may come with it and there is time."""
+        self._untold += 1
+        self._untold_bytes += sum(map(len, strings))
+        fits = self._untold_bytes <= QUIET_BYTES
+        if not fits:  # the server has to read while it is sent
+            self._ring()
+        self._channel.send(strings)
+        if fits and (self._untold >= patience or len(self._waiting) < _ENOUGH_TASKS):
+            self._ring()
+
+    def _ring(self) -> None:
+        os.write(self._bell, bytes([self._untold]))
+        self._untold = self._untold_bytes = 0
+
+    def _execute(self, task: Task, new: list[bytes]) -> list[bytes]:
+        """Return what comes of a task, ready to be sent."""
         for key in task.forget:
             del self._held[key]
         self._held.update(zip(task.new, new, strict=True))
@@ -197,7 +242,7 @@ class _Worker:
         packed = pack(reply)
         unchanged = new_state.same_as(state)
         states = () if unchanged else new_state.buffers
-        before, self._compiled = self._compiled, compile_seconds()
+        before, self._compiled = self._compiled, self._runner.compiled
         outcome = Outcome(
             number=task.number,
             message=packed.payload,
@@ -207,7 +252,7 @@ class _Worker:
             compile_seconds=self._compiled - before,
         )
         new_data = [data for data in (*packed.buffers, *states) if id(data) not in known]
-        self._channel.send([pickle.dumps(tuple(outcome)), *new_data])
+        return [pickle.dumps(tuple(outcome)), *new_data]
 
 
 def _end_with_server(lifeline: int) -> None:
@@ -228,7 +273,7 @@ def _end() -> None:
     os._exit(1)
 
 
-def main(file_descriptor: int, lifeline: int) -> None:
+def main(file_descriptor: int, bell: int, lifeline: int) -> None:
     """Be a worker: load the ClientApp, then execute one task after the other."""
     threading.Thread(target=_end_with_server, args=(lifeline,), daemon=True).start()
     channel = Channel(socket.socket(fileno=file_descriptor))
@@ -238,12 +283,11 @@ def main(file_descriptor: int, lifeline: int) -> None:
     except Exception as error:
         traceback.print_exc()
         channel.send([f"{type(error).__name__}: {error}".encode()])
+        os.write(bell, b"\1")
         return
-    channel.send([])
-    worker = _Worker(channel, runner)
-    while True:
-        task, *new = channel.receive()
-        worker.run(Task(*pickle.loads(task)), new)
+    worker = _Worker(channel, bell, runner)
+    worker.send([])
+    worker.serve()
 
 
 if __name__ == "__main__":

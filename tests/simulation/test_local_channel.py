@@ -39,18 +39,19 @@ def test_what_is_sent_arrives(pair: Pair, strings: list[bytes]) -> None:
     for _ in range(3):
         assert second.receive() == strings
     sender.join()
-    assert not second.has_more
+    assert not second.has_arrived
 
 
 def test_what_came_together_is_not_forgotten(pair: Pair) -> None:
     first, second = pair
+    assert not second.has_arrived
     first.send([b"one"])
     first.send([b"two", b"three"])
-    assert not second.has_more
+    assert second.has_arrived
     assert second.receive() == [b"one"]
-    assert second.has_more
+    assert second.has_arrived
     assert second.receive() == [b"two", b"three"]
-    assert not second.has_more
+    assert not second.has_arrived
 
 
 @pytest.mark.parametrize("length", [10, 10**6])
@@ -61,4 +62,5 @@ def test_the_end_of_the_other_side_is_noticed(length: int) -> None:
     theirs.close()
     with pytest.raises(EOFError):
         channel.receive()
+    assert channel.has_arrived
     channel.close()

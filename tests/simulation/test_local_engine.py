@@ -5,9 +5,12 @@ import json
 import math
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -412,15 +415,91 @@ def test_waiting_for_several_replies_ends_when_jobs_run_short(client_app: str) -
             arrived += len(replies)
 
 
+@pytest.mark.parametrize(
+    ("patience", "waiting", "rings"),
+    [
+        (1, 5, [1, 1, 1, 1, 1, 1]),
+        (2, 5, [2, 2, 1, 1]),  # the last ones when they leave too little to do
+        (4, 5, [4, 1, 1]),
+        (4, 3, [3, 1]),
+        (4, 2, [2, 1]),
+        (4, 1, [1, 1]),
+    ],
+)
+def test_a_worker_that_has_enough_to_do_tells_of_several_replies_at_once(
+    patience: int, waiting: int, rings: list[int]
+) -> None:
+    ours, theirs = socket.socketpair()
+    listening, bell = os.pipe()
+    channel = Channel(theirs)
+    worker = local_worker._Worker(channel, bell, cast(Any, None))
+    for left in reversed(range(waiting + 1)):
+        worker._waiting = deque([[b""]] * left)
+        worker.send([b"reply"], patience)
+    assert list(os.read(listening, 64)) == rings
+    receiver = Channel(ours)
+    assert [receiver.receive() for _ in range(sum(rings))] == [[b"reply"]] * (waiting + 1)
+    assert not receiver.has_arrived
+    for end in (channel, receiver):
+        end.close()
+    os.close(listening)
+    os.close(bell)
+
+
+def test_a_reply_that_does_not_fit_the_socket_is_told_before_it_is_sent() -> None:
+    ours, theirs = socket.socketpair()
+    listening, bell = os.pipe()
+    channel, receiver = Channel(theirs), Channel(ours)
+    worker = local_worker._Worker(channel, bell, cast(Any, None))
+    worker._waiting = deque([[b""]] * 9)
+    worker.send([b"small"], patience=9)
+    sender = threading.Thread(target=worker.send, args=([bytes(10**7)], 9), daemon=True)
+    sender.start()
+    assert list(os.read(listening, 64)) == [2]  # and the other one with it
+    assert sender.is_alive()
+    assert list(map(len, receiver.receive() + receiver.receive())) == [5, 10**7]
+    sender.join()
+    for end in (channel, receiver):
+        end.close()
+    os.close(listening)
+    os.close(bell)
+
+
+@pytest.mark.engine
+def test_a_crash_is_not_blamed_on_a_job_that_was_done_and_not_told_of(client_app: str) -> None:
+    with LocalGrid(5, {}, workers=1, app=client_app) as grid:
+        nodes = sorted(grid.get_node_ids())
+        assert list(grid.send_and_receive([train_message(nodes[0])]))
+        first_pids = grid.worker_pids
+        assert not grid.wait(0.0, replies=9)
+        messages = [train_message(node, seconds=0.3) for node in nodes]
+        messages[1] = train_message(nodes[1], die=True)
+        replies = {reply.metadata.src_node_id: reply for reply in wait_for_all(grid, messages, 9)}
+    assert replies[nodes[1]].error.code == local_pool.CLIENT_APP_CRASHED
+    # Else the first job would have been done again, by another worker.
+    assert replies[nodes[0]].content["place"]["pid"] == first_pids[0]
+    assert not any(replies[node].has_error() for node in nodes if node != nodes[1])
+
+
+def wait_for_all(grid: LocalGrid, messages: list[Message], replies: int) -> list[Message]:
+    """Push messages and wait, for several replies at a time, until all are answered."""
+    waiting, found = set(grid.push_messages(messages)), []
+    while waiting:
+        assert grid.wait(60, replies)
+        found += grid.pull_messages(sorted(waiting))
+        waiting -= {reply.metadata.reply_to_message_id for reply in found}
+    return found
+
+
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The numbers of the jobs that workers were sent."""
     numbers = []
     send = local_pool._WorkerProcess.send
 
-    def noted(worker: Any, job: local_pool.Job) -> None:
+    def noted(worker: Any, job: local_pool.Job, patience: int) -> None:
         numbers.append(job.number)
-        send(worker, job)
+        send(worker, job, patience)
 
     monkeypatch.setattr(local_pool._WorkerProcess, "send", noted)
     return numbers
