@@ -6,7 +6,6 @@ import time
 from functools import lru_cache
 from typing import Any, cast
 
-import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
@@ -16,7 +15,7 @@ from torch import nn
 from client_app.fedpac import train_fedpac
 from fedpsa_strategy.client import make_reply
 from fedpsa_strategy.probe import LossFn
-from fedpsa_strategy.state_dicts import as_tensors, read_arrays
+from fedpsa_strategy.state_dicts import load_values, parameter_views, read_arrays
 from task.hardware import resolve_device, set_threads
 from task.tasks import DatasetTask, Task, as_shard, find_task
 from task.training import evaluate as evaluate_model
@@ -128,27 +127,16 @@ def node_task(context: Context) -> Task:
 
 def _loaded_model(task: Task, values: dict[str, NDArray[Any]], device: torch.device) -> nn.Module:
     """Return the model with these values on this node's device."""
-    model, parameters = _workspace(cast(Any, task), device)  # a protocol does not promise a hash
-    if {key: value.shape for key, value in values.items()} == {
-        key: parameter.shape for key, parameter in parameters.items()
-    }:
-        for key, parameter in parameters.items():
-            np.copyto(parameter, values[key])
-    else:  # a model with more than parameters or on another device; or it says what is wrong
-        model.load_state_dict(as_tensors(values))
+    model, views = _workspace(cast(Any, task), device)  # a protocol does not promise a hash
+    load_values(model, views, values)
     return model
 
 
 @lru_cache(maxsize=1)
 def _workspace(task: Any, device: torch.device) -> tuple[nn.Module, dict[str, NDArray[Any]]]:
-    """Return a model whose values do not matter, and its parameters on a CPU as NumPy sees them.
-
-    Long-lived workers use it for all tasks, and load it faster than `load_state_dict` would. Not
-    its buffers: a forward pass may put other tensors in their places.
-    """
+    """Return a model whose values do not matter, for all tasks of a long-lived worker."""
     model: nn.Module = task.make_model(seed=0).to(device)
-    named = model.named_parameters() if device.type == "cpu" else ()
-    return model, {name: parameter.detach().numpy() for name, parameter in named}
+    return model, parameter_views(model)
 
 
 def _loss_fn(task: Task) -> LossFn | None:

@@ -45,7 +45,7 @@ def make_reply(
     message : Message
         The train message; holds w, the model before training.
     model : nn.Module
-        The model after training. It holds w + Δ afterwards.
+        The model after training. If there is to be a sketch, it holds w + Δ afterwards.
     num_examples : float
         Size of the local training data.
     metrics : Mapping[str, Any] (default: None)
@@ -65,6 +65,7 @@ def make_reply(
     if before is None:
         before = read_arrays(cast(ArrayRecord, message.content[arrays_key]))
     update_dtype = check_update_dtype(config.get(UPDATE_DTYPE_KEY, "float32"))
+    wants_sketch = "sketch-dim" in config
     after = model.state_dict()
     update = ArrayRecord()  # one that is made from a dict makes every array again
     values, sent = {}, {}
@@ -74,12 +75,13 @@ def make_reply(
             if tensor.is_floating_point():
                 array = sent[key] = _rounded(np.asarray(array - before[key]), update_dtype)
             update[key] = write_array(array)
+        if wants_sketch:
+            _set_to_sum(after, values, before, sent, update_dtype)
     record = {**(metrics or {}), "num-examples": num_examples}
-    if "sketch-dim" in config:
+    if wants_sketch:
         started = time.perf_counter()
         arrays = _calibration(message, context, config)
         probe = Probe.from_config(config, arrays=arrays, loss_fn=loss_fn, compiled=compiled)
-        _set_to_sum(after, values, before, sent, update_dtype)
         record["sketch"] = probe(model)
         record["sensitivity-seconds"] = time.perf_counter() - started
     content = RecordDict({arrays_key: update, "metrics": MetricRecord(record)})
@@ -102,14 +104,13 @@ def _set_to_sum(
     update_dtype: str,
 ) -> None:
     """Write w + Δ into the tensors of a model and their values, Δ being what the server reads."""
-    with np.errstate(invalid="ignore", over="ignore"):
-        for key, delta in sent.items():
-            if update_dtype == "bfloat16":
-                bits, delta = delta, np.empty(delta.shape, np.float32)
-                decode(bits, update_dtype, delta)
-            np.add(before[key], delta, out=values[key], casting="same_kind")
-            if tensors[key].device.type != "cpu":
-                tensors[key].copy_(torch.from_numpy(values[key]))
+    for key, delta in sent.items():
+        if update_dtype == "bfloat16":
+            bits, delta = delta, np.empty(delta.shape, np.float32)
+            decode(bits, update_dtype, delta)
+        np.add(before[key], delta, out=values[key], casting="same_kind")
+        if tensors[key].device.type != "cpu":
+            tensors[key].copy_(torch.from_numpy(values[key]))
 
 
 def _calibration(

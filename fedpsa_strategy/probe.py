@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fedpsa_strategy.calibration import Calibration, fingerprint
 from fedpsa_strategy.parameter_sensitivity import num_trainable, sensitivity, trainable_vector
 from fedpsa_strategy.sketch import Sketch
-from fedpsa_strategy.state_dicts import as_tensors, read_arrays
+from fedpsa_strategy.state_dicts import load_values, parameter_views, read_arrays
 
 LossFn = Callable[[Tensor, Tensor], Tensor]
 SIGNALS = ("sensitivity", "parameters")
@@ -262,7 +262,7 @@ class ServerSketch:
 
     def __call__(self, arrays: ArrayRecord) -> list[float]:
         """Return the sketch of these arrays."""
-        self.model.load_state_dict(as_tensors(read_arrays(arrays)))
+        load_values(self.model, parameter_views(self.model), read_arrays(arrays))
         return self.probe(self.model)
 
     def client_config(self) -> dict[str, Any]:
