@@ -2,6 +2,12 @@
 
 import sys
 
-from simulation.cli import main
+from simulation.environment import restart_for_training
 
-sys.exit(main())
+if __name__ == "__main__":
+    restart_for_training()
+
+    # Only now: nothing is imported twice.
+    from simulation.cli import main
+
+    sys.exit(main())

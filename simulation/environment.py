@@ -159,6 +159,17 @@ def training_environment() -> dict[str, str]:
     return os.environ | {_TUNABLES: ":".join(filter(None, (own, f"{_KEPT_CHUNKS}=127")))}
 
 
+def restart_for_training() -> None:
+    """Start this program anew, as the same process, in `training_environment`, unless it is there.
+
+    An allocator reads its settings when a process starts. Not under a debugger, which would not
+    follow.
+    """
+    environment = training_environment()
+    if sys.platform == "linux" and environment != os.environ and sys.gettrace() is None:
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
+
+
 def flower_environment(folder: Path, token: str, flwr_home: Path | None = None) -> dict[str, str]:
     """Return the environment variables for the processes of one launch.
 

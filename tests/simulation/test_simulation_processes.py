@@ -269,6 +269,37 @@ def test_training_has_more_memory_at_hand_unless_the_user_says_how_much(
     assert environment["KEPT"] == "as it is"
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have other allocators")
+@pytest.mark.parametrize(
+    ("own", "traced", "starts"),
+    [("", False, 2), ("glibc.malloc.tcache_count=3", False, 1), ("", True, 1)],
+)
+def test_a_program_is_started_anew_for_its_allocator(
+    tmp_path: Path, own: str, traced: bool, starts: int
+) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, sys\n"
+        "from simulation.environment import restart_for_training\n"
+        "print(os.getpid(), sys.flags.dev_mode, *sys.argv[1:], flush=True)\n"
+        f"if {traced}: sys.settrace(lambda *_: None)\n"
+        "restart_for_training()\n"
+        "print(os.environ['GLIBC_TUNABLES'])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-X", "dev", str(program), "two words", "--option"],
+        env=os.environ | {"GLIBC_TUNABLES": own, "PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    *lines, tunables = done.stdout.splitlines()
+    assert len(lines) == starts
+    assert len(set(lines)) == 1  # the same process, called in the same way
+    assert lines[0].endswith(" True two words --option")
+    assert tunables == ("glibc.malloc.tcache_count=127" if starts == 2 else own)
+
+
 def test_free_ports_are_free_and_differ() -> None:
     ports = {free_port() for _ in range(20)}
     assert len(ports) > 15
