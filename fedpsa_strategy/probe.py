@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord
@@ -213,6 +213,16 @@ class Probe:
         ProbeError
             When the config lacks something, or this node's R or D_b is not the server's.
         """
+        global _last
+        if (
+            _last is not None
+            and arrays is None
+            and type(_last.probe) is cls
+            and loss_fn is _last.probe.loss_fn
+            and compiled is _last.probe.compiled
+            and _last.config.items() <= config.items()
+        ):
+            return _last.probe
         values: Mapping[str, Any] = config
         try:
             if values["calibration-transport"] == "arrays":
@@ -242,6 +252,9 @@ class Probe:
                 f"{probe.fingerprint}, the server's {expected}: its sketches could not be compared "
                 "(other NumPy version? then use calibration-transport='arrays')"
             )
+        if arrays is None:
+            read = {key: values[key] for key in values if key.startswith(_PREFIXES)}
+            _last = _Rebuilt(read, probe)
         return probe
 
 
@@ -270,7 +283,16 @@ class ServerSketch:
         return self.probe.config()
 
 
+class _Rebuilt(NamedTuple):
+    config: dict[str, Any]  # what of it was read
+    probe: Probe
+
+
 # Long-lived workers meet the same probe in every task.
+_last: _Rebuilt | None = None
+_PREFIXES = ("calibration-", "sketch-", "fingerprint")
+
+
 @lru_cache(maxsize=4)
 def _drawn(
     shape: Any, size: Any, seed: Any, num_classes: Any, vocabulary: Any, target_shape: Any

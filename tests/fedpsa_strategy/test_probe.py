@@ -106,6 +106,23 @@ def test_another_fingerprint_is_a_clear_error(key):
         Probe.from_config(ConfigRecord(config | {key: config[key] + 1}))
 
 
+def test_a_probe_is_rebuilt_only_from_something_new():
+    config = {"lr": 0.1, **make_probe(small_model()).config()}
+    first = Probe.from_config(ConfigRecord(config))
+    assert Probe.from_config(ConfigRecord(config | {"lr": 0.2})) is first
+    assert Probe.from_config(ConfigRecord(config), compiled=True).compiled
+    assert not Probe.from_config(ConfigRecord(config)).compiled
+    loss_fn = nn.CrossEntropyLoss(reduction="none")
+    assert Probe.from_config(ConfigRecord(config), loss_fn=loss_fn).loss_fn is loss_fn
+    other = Probe.from_config(ConfigRecord(config | {"sketch-signal": "parameters"}))
+    assert other.signal == "parameters"
+    arrays = make_probe(small_model(), seed=1)
+    sent = ConfigRecord(arrays.config("arrays"))
+    assert Probe.from_config(sent, arrays=arrays.arrays()) == arrays
+    with pytest.raises(ProbeError, match="not cached"):
+        Probe.from_config(sent)
+
+
 def test_a_config_that_lacks_something_is_a_clear_error():
     config = make_probe(small_model()).config()
     del config["calibration-shape"]
