@@ -275,9 +275,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if job.step == "compiled":
         report.text(
             "The bare loop is the quickest that we know of: it has this project's own training, a "
-            "single call of compiled code for all steps of a task, and the memory allocator is set "
-            "as for the engine's workers. The plain loop is the one that one would write, with a "
-            "step that is compiled by `torch.compile` and called for every batch."
+            "single call of compiled code for all steps of a task. The plain loop is the one that "
+            "one would write, with a step that is compiled by `torch.compile` and called for every "
+            "batch. Both have the engine's setting of the memory allocator."
         )
     rows = []
     for name, (number, contestant) in contestants.items():
