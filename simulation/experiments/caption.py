@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from simulation.experiments.cells import Label
+from simulation.experiments.markdown import DATASETS
 from simulation.experiments.options import PAPER_DAYS
 from simulation.experiments.rows import Row
 
@@ -17,34 +19,36 @@ _PARTITIONS = {
 
 
 def scale_text(rows: Sequence[Row]) -> str:
-    """Return how large the runs were, and how many there are."""
-    days = _values(row.scale["days"] for row in rows)
-    clients = _values(row.scale["clients"] for row in rows)
+    """Return how large the runs are that are shown, and how many of the planned ones these are."""
+    found = shown(rows)
     partitions = ", ".join(
-        _PARTITIONS[kind] for kind in dict.fromkeys(row.scale["partition"] for row in rows)
+        _PARTITIONS[kind] for kind in dict.fromkeys(row.scale["partition"] for row in found)
     )
-    whole = all(row.scale["days"] == PAPER_DAYS for row in rows)
-    of_paper = "as in the paper" if whole else f"the paper's last {PAPER_DAYS:g}"
     lr, epochs, batch, decay = (
-        _values(row.scale[key] for row in rows)
+        _values(row.scale[key] for row in found)
         for key in ("lr", "local_epochs", "batch_size", "lr_decay_per")
     )
     done = {row.id for row in rows if row.completed}
     everything = {row.id for row in rows}
     return (
-        f"{days} virtual days of 86,400 units ({of_paper}), {clients} clients, data split"
-        f" {partitions}; lr {lr}, {epochs} local epochs, batch {batch}, decay per {decay}."
-        f" {len(done)} of {len(everything)} runs finished."
+        f"{_days(found)} of 86,400 units ({_beside_paper(found)}),"
+        f" {_values(row.scale['clients'] for row in found)} clients, data split {partitions};"
+        f" lr {lr}, {epochs} local epoch{_plural(epochs)}, batch {batch}, decay per {decay},"
+        f" {_steps(found)}. {len(done)} of {len(everything)} runs finished."
     )
 
 
 def seeds_text(rows: Sequence[Row]) -> str:
-    """Return which seeds there are, and what stands behind the ±."""
-    seeds = sorted({int(row.labels["seed"]) for row in rows})
-    listed = ", ".join(map(str, seeds))
-    if len(seeds) == 1:
-        return f"Seed {listed} alone: no deviation is known."
-    return f"Mean ± sample standard deviation over {len(seeds)} seeds ({listed})."
+    """Return which seeds there are in which part of the tables, and what stands behind the ±."""
+    parts = []
+    for seeds, places in _seeds(shown(rows)):
+        if len(seeds) > 1:
+            text = f"mean ± sample standard deviation over {_counted(seeds)}"
+        else:
+            text = f"seed {seeds[0]} alone, without a deviation"
+        parts.append(f"{text}{',' * (len(seeds) == 1 and bool(places))}{places}")
+    text = "; ".join(parts)
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def origin_text(rows: Sequence[Row]) -> str:
@@ -61,15 +65,67 @@ def origin_text(rows: Sequence[Row]) -> str:
 
 
 def short_caption(rows: Sequence[Row]) -> str:
-    """Return the caption of a figure, in a few lines."""
-    days = _values(row.scale["days"] for row in rows)
-    clients = _values(row.scale["clients"] for row in rows)
-    kinds = _values(row.scale["partition"] for row in rows)
-    seeds = _values(sorted({row.labels["seed"] for row in rows}))
+    """Return what a table or a figure shows, in two lines."""
+    found = shown(rows)
+    datasets = _values(DATASETS[str(row.labels["dataset"])] for row in found)
+    clients = _values(row.scale["clients"] for row in found)
+    kinds = _values(row.scale["partition"] for row in found)
+    seeds = "; ".join(f"{_counted(seeds)}{places}" for seeds, places in _seeds(found))
     return (
-        f"{days} virtual days (paper: {PAPER_DAYS:g}), {clients} clients, {kinds}, seeds {seeds}\n"
-        f"{origin_text(rows)}"
+        f"{datasets}, {_days(found)} ({_beside_paper(found)}), {clients} clients, {kinds},"
+        f" {_steps(found)}, {seeds}\n{origin_text(rows)}"
     )
+
+
+def shown(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows of which there are numbers; all of them while there are none."""
+    return [row for row in rows if row.completed] or list(rows)
+
+
+def _days(rows: Sequence[Row]) -> str:
+    days = _values(row.scale["days"] for row in rows)
+    return f"{days} virtual day{_plural(days)}"
+
+
+def _beside_paper(rows: Sequence[Row]) -> str:
+    whole = all(row.scale["days"] == PAPER_DAYS for row in rows)
+    return "as in the paper" if whole else f"paper: {PAPER_DAYS:g}"
+
+
+def _steps(rows: Sequence[Row]) -> str:
+    return f"{_values(row.scale.get('step', 'eager') for row in rows)} step"
+
+
+def _plural(count: str) -> str:
+    return "" if count == "1" else "s"
+
+
+def _counted(seeds: Sequence[int]) -> str:
+    return f"{len(seeds)} seed{_plural(str(len(seeds)))} ({', '.join(map(str, seeds))})"
+
+
+def _seeds(rows: Sequence[Row]) -> list[tuple[list[int], str]]:
+    """Return which seeds there are, and for which datasets and α where they are not the same."""
+    by_place: dict[tuple[Label, Label], set[int]] = {}
+    for row in rows:
+        place = row.labels["dataset"], row.labels["alpha"]
+        by_place.setdefault(place, set()).add(int(row.labels["seed"]))
+    by_seeds: dict[tuple[int, ...], list[tuple[Label, Label]]] = {}
+    for place, seeds in by_place.items():
+        by_seeds.setdefault(tuple(sorted(seeds)), []).append(place)
+    if len(by_seeds) == 1:
+        return [(list(seeds), "") for seeds in by_seeds]
+    datasets, alphas = ({place[i] for place in by_place} for i in (0, 1))
+
+    def name(place: tuple[Label, Label]) -> str:
+        parts = [DATASETS[str(place[0])]] if len(datasets) > 1 else []
+        parts += [f"α = {place[1]:g}"] if len(alphas) > 1 else []
+        return ", ".join(parts)
+
+    return [
+        (list(seeds), f" for {' and '.join(map(name, places))}")
+        for seeds, places in sorted(by_seeds.items(), key=lambda item: -len(item[0]))
+    ]
 
 
 def _machine(row: Row) -> str:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from simulation.experiments.catalogue import Experiment
     from simulation.experiments.cells import Cell
     from simulation.experiments.options import Options
+    from simulation.experiments.rows import Row
 
 Subparsers = Any  # argparse's own type for this is private
 
@@ -40,13 +41,7 @@ def add_reproduce(subparsers: Subparsers) -> None:
         default="local",
         help="what simulates the clients (default: %(default)s)",
     )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=Path("results"),
-        metavar="DIR",
-        help="folder for tables and figures (default: %(default)s)",
-    )
+    _add_out(parser, "folder for tables and figures")
     parser.add_argument(
         "--label",
         type=_label,
@@ -74,10 +69,11 @@ def add_list(subparsers: Subparsers) -> None:
         "list",
         help="show the tables and figures that `reproduce` makes",
         description="Show the tables and figures that `reproduce` makes, how many runs they need"
-        " with the given options, how many of these are finished, and roughly how long the rest"
-        " will take.",
+        " with the given options, how many of these are finished here or recorded in the folder of"
+        " results, and roughly how long the rest will take; then the results that there are.",
     )
     _add_choices(parser)
+    _add_out(parser, "folder of the results")
     parser.set_defaults(handler=list_experiments)
 
 
@@ -89,14 +85,18 @@ def add_report(subparsers: Subparsers) -> None:
         description="Put all tables and figures that exist into one page, which needs no other"
         " file: results/index.html.",
     )
+    _add_out(parser, "folder of the results")
+    parser.set_defaults(handler=report)
+
+
+def _add_out(parser: argparse.ArgumentParser, what: str) -> None:
     parser.add_argument(
         "--out",
         type=Path,
         default=Path("results"),
         metavar="DIR",
-        help="folder of the results (default: %(default)s)",
+        help=f"{what} (default: %(default)s)",
     )
-    parser.set_defaults(handler=report)
 
 
 def _add_choices(parser: argparse.ArgumentParser) -> None:
@@ -168,14 +168,19 @@ def reproduce(arguments: argparse.Namespace) -> int:
     # Not at the top: whoever asks for --help should not wait for these.
     from simulation.experiments.catalogue import find_experiment
     from simulation.experiments.display import make_display
-    from simulation.experiments.results import write_results
+    from simulation.experiments.results import folder_name, write_results
     from simulation.experiments.rows import recorded_rows
     from simulation.experiments.scheduler import Scheduler
     from simulation.experiments.store import CellStore
 
     experiment, options = find_experiment(arguments.name), read_options(arguments)
     cells, store = plan(experiment, options), CellStore(arguments.cells)
-    recorded = recorded_rows(arguments.out, experiment.series) if arguments.recorded else {}
+    recorded: dict[str, Row] = {}
+    if arguments.recorded:
+        # What the experiment's own results tell of a run comes first.
+        own = arguments.out / folder_name(experiment, arguments.label)
+        for folder in (arguments.out, own):
+            recorded |= recorded_rows(folder, experiment.series)
     write = partial(
         write_results,
         experiment,
@@ -225,32 +230,48 @@ def reproduce(arguments: argparse.Namespace) -> int:
 
 def list_experiments(arguments: argparse.Namespace) -> int:
     """Print all experiments, one line each; return the exit code."""
+    from simulation.experiments.caption import short_caption
     from simulation.experiments.catalogue import EXPERIMENTS
     from simulation.experiments.estimate import expected_seconds, in_words, measured_seconds
+    from simulation.experiments.report import find_sections
+    from simulation.experiments.rows import recorded_rows
     from simulation.experiments.store import CellStore
 
     options, store = read_options(arguments), CellStore(arguments.cells)
     jobs = _jobs(arguments, "local")
-    line = "{:<20} {:>5} {:>8} {:>10}  {}".format
-    print(line("name", "cells", "finished", "time left", "what it shows"))
+    line = "{:<20} {:>5} {:>8} {:>8} {:>10}  {}".format
+    print(line("name", "cells", "finished", "recorded", "time left", "what it shows"))
     for experiment in EXPERIMENTS.values():
         try:
             unique = {cell.id: cell for cell in experiment.cells(options)}
         except ValueError as error:  # an option that does not fit this one may fit others
-            print(line(experiment.name, "–", "–", "–", error))
+            print(line(experiment.name, "–", "–", "–", "–", error))
             continue
-        missing = [cell for cell in unique.values() if store.finished(cell) is None]
+        finished = {key for key, cell in unique.items() if store.finished(cell) is not None}
+        known = recorded_rows(arguments.out, experiment.series).keys()
+        recorded = (unique.keys() & known) - finished
+        missing = [cell for key, cell in unique.items() if key not in finished | recorded]
         rates = measured_seconds(store.rates(list(unique.values())))
         each = [expected_seconds(cell, rates) for cell in missing]
         seconds = max([sum(each) / jobs, *each])
         left = f"~ {in_words(seconds)}" if missing else "–"
-        done = len(unique) - len(missing)
-        print(line(experiment.name, len(unique), done, left, experiment.summary))
+        counts = len(unique), len(finished), len(recorded)
+        print(line(experiment.name, *counts, left, experiment.summary))
     print(
         f"\n{', '.join(options.datasets)}; seeds {', '.join(map(str, options.seeds))};"
         f" {options.days:g} virtual days; {jobs} side by side. The times are rough."
         "\nExperiments share runs: table-accuracy, table-aulc and figure-curves have the same."
+        f"\nFinished: in {arguments.cells}. Recorded: in {arguments.out} alone; `reproduce"
+        " --recorded` does not run these again."
     )
+    if sections := find_sections(arguments.out):
+        print(
+            f"\nRecorded in {arguments.out}, with whatever options; each folder's table.md names"
+            " its command:"
+        )
+    for section in sections:
+        scale, _, _ = short_caption(section.rows).partition("\n")
+        print(f"{section.folder:<24} {section.state:>13}  {scale}")
     return 0
 
 

@@ -25,6 +25,7 @@ _GRID_POINTS = 80
 _PANELS = 3  # side by side
 _LEGEND_ENTRY = 1.1  # inches
 _EARLY = 0.1  # part of the time whose low accuracies may lie below the axes
+_LEAST_SPAN = 0.02  # of the full scale, on an axis of results: less would make noise look large
 
 
 def draw_pivot(figure: Any, rows: Sequence[Row], pivot: Pivot) -> None:
@@ -74,12 +75,32 @@ def draw_pivot(figure: Any, rows: Sequence[Row], pivot: Pivot) -> None:
             axes.set_yticks(range(len(names)), names)
             axes.set_ylim(len(names) - 0.5, -0.5)
             axes.set_title(f"{pivot.block_title(block)}\n{pivot.column_title(column)}")
-            axes.margins(x=0.12)
         for axes in line[len(columns) :]:
             axes.set_visible(False)
+    whole = 100.0 if pivot.number == "accuracy" else max(row.scale["days"] for row in rows)
+    _share_span([axes for axes in grid.flat if axes.get_visible()], _LEAST_SPAN * whole)
     what = "final accuracy (%)" if pivot.number == "accuracy" else "area under the curve (days)"
-    note = "●  mean ± deviation   |  single seeds" + ("   ◇  paper" if any_paper else "")
+    several = len({row.labels["seed"] for row in rows if row.completed}) > 1
+    note = (
+        "●  mean ± standard deviation   |  single seeds" if several else "●  1 seed, no error bar"
+    )
+    note += "   ◇  paper" if any_paper else ""
     figure.suptitle(f"{what}      {note}", fontsize=8.5, x=0.01, ha="left")
+
+
+def _share_span(panels: Sequence[Any], least: float) -> None:
+    """Give all panels the same scale: a distance means as much in one as in another."""
+    drawn = [axes for axes in panels if axes.has_data()]
+    widest = max((axes.dataLim.width for axes in drawn), default=0.0)
+    for axes in drawn:
+        low, high = axes.dataLim.intervalx
+        axes.set_xlim(_widened(low, high, max(1.2 * widest, least)))
+
+
+def _widened(low: float, high: float, least: float) -> tuple[float, float]:
+    """Return limits at least so far apart, around the same middle."""
+    more = max(0.0, least - (high - low)) / 2
+    return low - more, high + more
 
 
 def draw_curves(figure: Any, rows: Sequence[Row]) -> None:
@@ -151,20 +172,21 @@ def draw_hyper(figure: Any, rows: Sequence[Row]) -> None:
         by_grid = groups(found, "grid")
         control = over_seeds(by_grid[("control",)], "accuracy", 100.0)
         beside = f"   ({CONTROL}: {markdown.number(control.mean, 1)} %)" if control else ""
+        known = [value for own in groups(found, "grid", "x", "y").values() if (value := _mean(own))]
+        limits = _widened(min(known, default=0), max(known, default=0), 100 * _LEAST_SPAN)
         for name, axes in zip(("γ, δ", "L_s, L_q"), line, strict=True):
-            _draw_heat_map(axes, by_grid[(name,)], name)
+            _draw_heat_map(axes, by_grid[(name,)], name, limits)
             axes.set_title(f"{markdown.place(dataset, alpha)}{beside}")
 
 
-def _draw_heat_map(axes: Any, rows: Sequence[Row], names: str) -> None:
+def _draw_heat_map(axes: Any, rows: Sequence[Row], names: str, limits: tuple[float, float]) -> None:
     x_name, y_name = (
         part.replace("L_s", "$L_s$").replace("L_q", "$L_q$") for part in names.split(", ")
     )
     xs, ys = [x for (x,) in groups(rows, "x")], [y for (y,) in groups(rows, "y")]
     entries = groups(rows, "x", "y")
     values = [[_mean(entries.get((x, y), [])) for x in xs] for y in ys]
-    known = [value for line in values for value in line if value is not None]
-    low, high = (min(known), max(known)) if known else (0.0, 1.0)
+    low, high = limits
     shown = [[float("nan") if value is None else value for value in line] for line in values]
     axes.imshow(shown, cmap="viridis", aspect="auto", origin="lower", vmin=low, vmax=high)
     axes.grid(visible=False)
@@ -323,7 +345,7 @@ def _draw_accuracies(axes: Any, places: dict[tuple[Label, ...], list[Row]]) -> N
         axes.errorbar(
             [x for x, _ in shown],
             [value.mean for _, value in shown],
-            yerr=[value.deviation or 0.0 for _, value in shown],
+            yerr=[value.deviation or float("nan") for _, value in shown],
             fmt="o",
             capsize=3,
             color=colour_of(method, 0),
@@ -332,6 +354,8 @@ def _draw_accuracies(axes: Any, places: dict[tuple[Label, ...], list[Row]]) -> N
     names = [markdown.place(*key).replace(", ", "\n") for key in places]
     axes.set_xticks(range(len(places)), names)
     axes.set_xlim(-0.6, len(places) - 0.4)
+    low, high = axes.get_ylim()
+    axes.set_ylim(_widened(low, high, 100 * _LEAST_SPAN))
     axes.set_title("final accuracy (%)")
     axes.grid(axis="x", visible=False)
     axes.legend(fontsize=7.5, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=len(methods))

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from simulation.errors import RunFailed
+from simulation.experiments.caption import short_caption, shown
 from simulation.experiments.catalogue import EXPERIMENTS, Experiment
 from simulation.experiments.files import write_atomically
 from simulation.experiments.html import inline_svg, to_html
+from simulation.experiments.markdown import DATASETS
 from simulation.experiments.options import PAPER_DAYS
-from simulation.experiments.results import CELLS, PNG, SVG, TABLE, folder_name, titled
+from simulation.experiments.results import CELLS, PNG, SVG, TABLE, titled
 from simulation.experiments.rows import Row, from_lines
 
 _PARTS = Path(__file__).parent / "page"
@@ -22,6 +24,7 @@ _PARTS = Path(__file__).parent / "page"
 class Section:
     """The results of one experiment."""
 
+    folder: str
     experiment: Experiment
     label: str
     rows: list[Row]
@@ -30,8 +33,8 @@ class Section:
 
     @property
     def name(self) -> str:
-        """Its folder, and its place in the page."""
-        return folder_name(self.experiment, self.label)
+        """Its place in the page."""
+        return _anchor(self.folder)
 
     @property
     def title(self) -> str:
@@ -39,24 +42,22 @@ class Section:
         return html.escape(titled(self.experiment, self.label))
 
     @property
-    def done(self) -> int:
-        """How many runs are finished."""
-        return len({row.id for row in self.rows if row.completed})
+    def state(self) -> str:
+        """How many of its runs are finished."""
+        total = len({row.id for row in self.rows})
+        done = len({row.id for row in self.rows if row.completed})
+        runs = "run" if total == 1 else "runs"
+        return f"{total} {runs}" if done == total else f"{done} of {total} {runs}"
 
     @property
-    def total(self) -> int:
-        """How many runs there should be."""
-        return len({row.id for row in self.rows})
+    def at_paper_scale(self) -> bool:
+        """Whether its runs are as long as the paper's."""
+        return all(row.scale["days"] == PAPER_DAYS for row in shown(self.rows))
 
     @property
-    def days(self) -> float:
-        """How long the shortest of its runs is."""
-        return min(float(row.scale["days"]) for row in self.rows)
-
-    @property
-    def seeds(self) -> int:
-        """How many seeds there are."""
-        return len({row.labels["seed"] for row in self.rows if row.completed})
+    def scale(self) -> str:
+        """What its runs are, and on what they ran."""
+        return html.escape(short_caption(self.rows)).replace("\n", ".<br>")
 
 
 def write_report(out: Path) -> Path:
@@ -67,12 +68,7 @@ def write_report(out: Path) -> Path:
     RunFailed
         If there is nothing in it.
     """
-    sections = [
-        found
-        for experiment in EXPERIMENTS.values()
-        for label in _labels(out, experiment)
-        if (found := _read(out, experiment, label)) is not None
-    ]
+    sections = find_sections(out)
     if not sections:
         raise RunFailed(
             f"There are no results in {out} yet: make some with `python -m simulation reproduce"
@@ -81,6 +77,17 @@ def write_report(out: Path) -> Path:
     path = out / "index.html"
     write_atomically(path, page(sections))
     return path
+
+
+def find_sections(out: Path) -> list[Section]:
+    """Return all results in a folder and its sub-folders, in the order of the catalogue."""
+    folders = sorted(path.parent.relative_to(out) for path in out.glob(f"**/{CELLS}"))
+    found = [section for folder in folders if (section := _read(out, folder)) is not None]
+    order = list(EXPERIMENTS)
+    return sorted(
+        found,
+        key=lambda section: (order.index(section.experiment.name), len(Path(section.folder).parts)),
+    )
 
 
 def page(sections: list[Section]) -> str:
@@ -98,27 +105,32 @@ def page(sections: list[Section]) -> str:
     return template
 
 
-def _labels(out: Path, experiment: Experiment) -> list[str]:
-    """Return the labels under which there may be results, the one without a label first."""
-    start = f"{experiment.name}-"
-    return ["", *sorted(path.name.removeprefix(start) for path in out.glob(f"{start}*"))]
-
-
-def _read(out: Path, experiment: Experiment, label: str) -> Section | None:
-    folder = out / folder_name(experiment, label)
+def _read(out: Path, folder: Path) -> Section | None:
+    # The longest name first: one may begin with another.
+    for name in sorted(EXPERIMENTS, key=len, reverse=True):
+        if folder.name == name or folder.name.startswith(f"{name}-"):
+            break
+    else:
+        return None
+    rows = from_lines((out / folder / CELLS).read_text(encoding="utf-8"))
     try:
-        rows = from_lines((folder / CELLS).read_text(encoding="utf-8"))
-        table = (folder / TABLE).read_text(encoding="utf-8")
+        table = (out / folder / TABLE).read_text(encoding="utf-8")
     except FileNotFoundError:
         return None
-    figure = _figure(folder, experiment)
-    return Section(experiment, label, rows, table, figure) if rows else None
+    experiment = EXPERIMENTS[name]
+    label = ", ".join(filter(None, [*folder.parent.parts, folder.name[len(name) + 1 :]]))
+    figure = _figure(out / folder, _anchor(folder.as_posix()), experiment)
+    return Section(folder.as_posix(), experiment, label, rows, table, figure) if rows else None
 
 
-def _figure(folder: Path, experiment: Experiment) -> str:
+def _anchor(folder: str) -> str:
+    return folder.replace("/", "-")
+
+
+def _figure(folder: Path, prefix: str, experiment: Experiment) -> str:
     if (folder / SVG).exists():
         svg = (folder / SVG).read_text(encoding="utf-8")
-        return inline_svg(svg, folder.name, experiment.summary)
+        return inline_svg(svg, prefix, experiment.summary)
     if (folder / PNG).exists():
         data = base64.b64encode((folder / PNG).read_bytes()).decode()
         return f'<img alt="{html.escape(experiment.summary)}" src="data:image/png;base64,{data}">'
@@ -130,41 +142,28 @@ def _contents(section: Section) -> str:
 
 
 def _scale(sections: list[Section]) -> str:
-    """Return what has to be said first: how far this is from the paper's scale."""
-    share = min(section.days for section in sections) / PAPER_DAYS
-    done, total = sum(s.done for s in sections), sum(s.total for s in sections)
-    seeds = min(section.seeds for section in sections)
-    sentences = []
-    if share < 1:
-        days = PAPER_DAYS * share
-        sentences.append(
-            f"<strong>This is not the paper’s scale.</strong> The shortest runs here last {days:g}"
-            f" virtual days, the paper’s {PAPER_DAYS:g}: orders of methods may still change, and"
-            " final accuracies are lower than they would be."
-        )
-    else:
-        sentences.append(f"All runs last the paper’s {PAPER_DAYS:g} virtual days.")
-    if seeds < 3:
-        word = {0: "no seed is", 1: "a single seed is", 2: "two seeds are"}[seeds]
-        sentences.append(f"Somewhere {word} all there is: small differences mean nothing there.")
-    if done < total:
-        sentences.append(f"{total - done} of {total} runs are missing.")
-    percent = max(0.5, min(100.0, 100 * share))
+    """Return what has to be said first: which scale is whose."""
+    whole = sum(section.at_paper_scale for section in sections)
+    ids = {row.id for section in sections for row in section.rows}
+    done = {row.id for section in sections for row in section.rows if row.completed}
+    missing = f" {len(ids) - len(done)} planned runs are missing." if len(done) < len(ids) else ""
     return (
-        f'<div class="scale"><div class="bar"><span style="width: {percent:.1f}%"></span></div>'
-        f"<p>{' '.join(sentences)}</p></div>"
+        f'<p class="scale">{whole} of {len(sections)} tables and figures are from runs of the'
+        f" paper’s {PAPER_DAYS:g} virtual days; the others are from shorter ones, with lower final"
+        " accuracies and orders of methods that may still change. Each states its own scale, seeds"
+        f" and machine below its heading. {len(done)} runs in all.{missing}</p>"
     )
 
 
 def _card(section: Section) -> str:
     summary = html.escape(section.experiment.summary)
-    state = "complete" if section.done == section.total else f"{section.done} of {section.total}"
+    datasets = dict.fromkeys(DATASETS[str(row.labels["dataset"])] for row in shown(section.rows))
+    days = dict.fromkeys(f"{row.scale['days']:g}" for row in shown(section.rows))
     return (
         f'<a class="card" href="#{section.name}"><b>{section.title}</b>'
         f"<span>{summary}</span>"
-        f"<small>{section.total} runs, {state} · {section.days:g} days ·"
-        f" {section.seeds} seed{'s' * (section.seeds != 1)}"
-        "</small></a>"
+        f"<small>{section.state} · {', '.join(datasets)} · {', '.join(days)} virtual days</small>"
+        "</a>"
     )
 
 
@@ -174,6 +173,7 @@ def _section(section: Section) -> str:
     return (
         f'<section id="{section.name}"><h2>{section.title}</h2>'
         f'<p class="lead">{html.escape(section.experiment.summary)}</p>'
+        f'<p class="caption">{section.state}. {section.scale}</p>'
         f"<figure>{section.figure}</figure>{to_html(table)}"
-        f'<p class="again">Files: <code>{section.name}/</code></p></section>'
+        f'<p class="again">Files: <code>{section.folder}/</code></p></section>'
     )

@@ -164,12 +164,12 @@ def recorded_rows(results: Path, series: str = "") -> dict[str, Row]:
     Parameters
     ----------
     results : Path
-        The folder; its experiments are folders with ``cells.jsonl``.
+        The folder; every ``cells.jsonl`` in it, however deep, is of an experiment.
     series : str (default: "")
         What has to be there of single uploads; see `make_row`.
     """
     found = {}
-    for path in sorted(results.glob("*/cells.jsonl")):
+    for path in sorted(results.glob("**/cells.jsonl")):
         for row in from_lines(path.read_text(encoding="utf-8")):
             if row.completed and (not series or series in row.series):
                 found[row.id] = row

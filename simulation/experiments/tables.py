@@ -205,7 +205,7 @@ def reading(rows: Sequence[Row], pivot: Pivot) -> str:
     text = f"{pivot.subject} is above {CONTROL} in {above} of {len(gaps)} columns"
     errors = [(gap.mean, gap.standard_error) for gap in gaps if gap.standard_error is not None]
     if not errors:
-        return f"{text}; with a single seed nobody can tell what of that is chance."
+        return f"{text}; one seed is not enough to separate the effect from noise."
     clear = [mean for mean, error in errors if abs(mean) > 2 * error]
     up, down = sum(mean > 0 for mean in clear), sum(mean < 0 for mean in clear)
     return (

@@ -14,6 +14,7 @@ from server_app.progress import DAY
 from simulation import cli
 from simulation.errors import RunFailed
 from simulation.experiments import bodies, paper
+from simulation.experiments.caption import scale_text, seeds_text, short_caption
 from simulation.experiments.catalogue import EXPERIMENTS
 from simulation.experiments.cells import CONTROL, Cell
 from simulation.experiments.html import inline_svg, to_html
@@ -156,7 +157,7 @@ def test_what_failed_or_is_missing_is_said() -> None:
 def test_words_about_the_control_are_careful() -> None:
     one = [row("FedPSA", 0.1, 0, 0.84), row(CONTROL, 0.1, 0, 0.83)]
     assert "above Uniform in 1 of 1" in reading(one, ACCURACIES)
-    assert "nobody can tell" in reading(one, ACCURACIES)
+    assert "one seed is not enough" in reading(one, ACCURACIES)
     same = [row("FedPSA", 0.1, 0, 0.830_04), row(CONTROL, 0.1, 0, 0.83)]
     assert "above Uniform in 0 of 1" in reading(same, ACCURACIES)
     values = {"FedPSA": (0.84, 0.86, 0.85), CONTROL: (0.85, 0.84, 0.86)}
@@ -255,7 +256,7 @@ def test_every_experiment_has_a_table_and_a_figure(name: str, tmp_path: Path) ->
     assert (folder / "figure.png").read_bytes().startswith(b"\x89PNG")
     table = (folder / "table.md").read_text()
     for part in (
-        "1 virtual days",
+        "1 virtual day of",
         "50 clients",
         "2 seeds (0, 1)",
         "Abacus 1, 3 cores",
@@ -356,8 +357,8 @@ def test_the_report_is_one_valid_page_with_everything_in_it(tmp_path: Path) -> N
     checker.close()
     assert not checker.open
     text = " ".join(" ".join(checker.texts).split())
-    assert "This is not the paper’s scale" in text
-    assert "a single seed" in text
+    assert "0 of 4 tables and figures" in text
+    assert "1 seed (0)" in text
     assert "x < y" in text
     assert "Final accuracy (again)" in text
     assert {"table-accuracy", "table-accuracy-again", "figure-kappa-again"} <= checker.ids
@@ -433,3 +434,137 @@ def test_recorded_runs_need_not_be_there_any_more(
     # What was not kept of single uploads cannot be made up.
     assert recorded_rows(out)
     assert not recorded_rows(out, "pairs")
+
+
+def with_scale(made: Row, **scale: Any) -> Row:
+    return Row(**{**vars(made), "scale": {**made.scale, **scale}})
+
+
+def test_captions_are_about_the_cells_that_are_shown() -> None:
+    shown = [row("FedPSA", 0.1, seed, 0.8) for seed in (0, 1, 2)]
+    shown += [row("FedPSA", alpha, 0, 0.8) for alpha in (0.5, 1.0)]
+    planned = [Row(**{**vars(row("FedPSA", 0.5, s, None)), "status": "missing"}) for s in (1, 2)]
+    planned = [with_scale(made, days=99.0, clients=7, step="eager") for made in planned]
+    rows = [with_scale(made, step="compiled") for made in shown] + planned
+    text = scale_text(rows)
+    assert text.startswith("10 virtual days of 86,400 units (as in the paper), 50 clients,")
+    assert "compiled step" in text
+    assert "5 of 7 runs finished" in text
+    assert "99" not in text
+    assert seeds_text(rows) == (
+        "Mean ± sample standard deviation over 3 seeds (0, 1, 2) for α = 0.1; seed 0 alone, without"
+        " a deviation, for α = 0.5 and α = 1."
+    )
+    assert short_caption(rows).startswith(
+        "Fashion-MNIST, 10 virtual days (as in the paper), 50 clients, client-dirichlet, compiled"
+        " step, 3 seeds (0, 1, 2) for α = 0.1; 1 seed (0) for α = 0.5 and α = 1"
+    )
+
+
+def test_captions_of_several_datasets_name_them() -> None:
+    def on(dataset: str, seed: int) -> Row:
+        made = row("FedPSA", 0.1, seed, 0.8)
+        return Row(**{**vars(made), "labels": {**made.labels, "dataset": dataset}})
+
+    assert seeds_text([on("mnist", 0), on("cifar10", 0)]) == ("Seed 0 alone, without a deviation.")
+    uneven = seeds_text([on("mnist", 0), on("cifar10", 0), on("cifar10", 1)])
+    assert "2 seeds (0, 1) for CIFAR-10" in uneven
+    assert "seed 0 alone, without a deviation, for MNIST" in uneven
+
+
+def drawn(name: str, rows: list[Row]) -> Any:
+    from matplotlib.figure import Figure
+
+    figure = Figure()
+    EXPERIMENTS[name].draw(figure, rows)
+    return figure
+
+
+def ablation_rows(seeds: tuple[int, ...]) -> list[Row]:
+    rows = []
+    for number, variant in enumerate(("full", "without T", CONTROL)):
+        for seed in seeds:
+            made = row("FedPSA", 0.1, seed, 0.71 + number / 10_000 + seed / 1000)
+            labels = {**made.labels, "variant": variant, "concurrency": 0.2}
+            rows.append(Row(**{**vars(made), "labels": labels}))
+    return rows
+
+
+def test_axes_of_accuracies_do_not_blow_up_noise() -> None:
+    figure = drawn("table-ablation", ablation_rows((0,)))
+    low, high = figure.axes[0].get_xlim()
+    assert high - low >= 2.0
+    assert low < 71.0 < high
+    assert "1 seed" in figure.get_suptitle()
+    assert "deviation" not in figure.get_suptitle()
+    several = drawn("table-ablation", ablation_rows((0, 1, 2)))
+    assert "± standard deviation" in several.get_suptitle()
+    assert several.axes[0].containers[0].has_xerr
+
+
+def test_shades_of_accuracies_do_not_blow_up_noise() -> None:
+    rows = []
+    for grid, x, y in [("γ, δ", 1.0, 1.0), ("γ, δ", 2.0, 1.0), ("L_s, L_q", 5, 50)]:
+        made = row("FedPSA", 0.1, 0, 0.7886 + x / 10_000)
+        rows.append(Row(**{**vars(made), "labels": {**made.labels, "grid": grid, "x": x, "y": y}}))
+    control = row(CONTROL, 0.1, 0, 0.7887)
+    labels = {**control.labels, "grid": "control", "x": 0, "y": 0}
+    rows.append(Row(**{**vars(control), "labels": labels}))
+    for axes in drawn("figure-hyper", rows).axes:
+        low, high = axes.images[0].get_clim()
+        assert high - low >= 2.0
+
+
+def test_the_report_says_each_scale_where_it_belongs(tmp_path: Path) -> None:
+    store, out = CellStore(tmp_path / "cells"), tmp_path / "results"
+    for name, days, datasets, folder in (
+        ("table-accuracy", 10.0, ("fmnist",), out),
+        ("figure-kappa", 0.006, ("mnist",), out),
+        ("table-accuracy", 0.25, ("digits",), out / "digits"),
+    ):
+        options = Options(seeds=(0,), days=days, alphas=(0.1,), datasets=datasets)
+        cells = finish_all(name, options, store)
+        write_results(EXPERIMENTS[name], cells, store, folder, command="x", failures={})
+    page = write_report(out).read_text()
+    head, *sections = page.split("<section ")
+    assert "0.006" not in head.split('<div class="cards">')[0]
+    assert "not the paper" not in page
+    assert "1 of 3 tables and figures" in head
+    by_id = {section.split('"')[1]: section for section in sections}
+    assert list(by_id) == ["table-accuracy", "digits-table-accuracy", "figure-kappa"]
+    for name, caption in {
+        "table-accuracy": "Fashion-MNIST, 10 virtual days (as in the paper)",
+        "digits-table-accuracy": "Digits, 0.25 virtual days (paper: 10)",
+        "figure-kappa": "MNIST, 0.006 virtual days (paper: 10)",
+    }.items():
+        before_the_table = by_id[name].split("<table>")[0]
+        assert caption in before_the_table
+        assert "1 seed (0)" in before_the_table
+        assert "Abacus 1, 3 cores" in before_the_table
+    assert "Final accuracy (digits)" in by_id["digits-table-accuracy"]
+    assert "digits/table-accuracy/" in by_id["digits-table-accuracy"]
+
+
+def test_recorded_results_count_in_the_list(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cells, out = tmp_path / "cells", tmp_path / "results"
+    options = ["--days", "1", "--seeds", "0", "--alphas", "0.1", "--datasets", "digits"]
+    options += ["--cells", str(cells), "--out", str(out)]
+    chosen = Options(seeds=(0,), days=1.0, alphas=(0.1,), datasets=("digits",))
+    store = CellStore(cells)
+    made = finish_all("table-accuracy", chosen, store)
+    experiment = EXPERIMENTS["table-accuracy"]
+    write_results(experiment, made, store, out / "digits", command="x", failures={})
+    shutil.rmtree(cells)
+    finish(made[0], store)
+    assert cli.main(["list", *options]) == 0
+    printed = capsys.readouterr().out
+    head, *lines = printed.splitlines()
+    assert head.split()[:4] == ["name", "cells", "finished", "recorded"]
+    (accuracy,) = (line.split() for line in lines if line.startswith("table-accuracy "))
+    assert accuracy[1:5] == ["8", "1", "7", "–"]
+    assert f"Recorded in {out}" in printed
+    (shipped,) = (line for line in lines if line.startswith("digits/table-accuracy "))
+    assert "8 runs" in shipped
+    assert "Digits, 1 virtual day (paper: 10)" in shipped
