@@ -57,7 +57,7 @@ BY_TEST = {
     "flower-superlink --insecure": _RUN + "test_real_nodes",
     "flower-supernode --insecure": _RUN + "test_real_nodes",
     "mkdir -p ~/.flwr": _RUN + "test_real_nodes",
-    "printf '[superlink.mine]": _RUN + "test_real_nodes",
+    "grep -qs '^\\[superlink.mine": _RUN + "test_real_nodes",
     "flwr run . mine": _RUN + "test_real_nodes",
     ".venv/bin/python -m simulation run --run-dir runs/mine": _RUN + "test_interrupt_and_resume",
     "python -m benchmarks.growth": "tests/benchmarks/test_benchmarks.py::test_growth",

@@ -1,6 +1,9 @@
 """Every command in README and docs exists, takes these options, and is run by some test."""
 
+import os
 import re
+import subprocess
+import tomllib
 from collections import Counter
 from datetime import UTC, datetime
 
@@ -69,6 +72,17 @@ def test_the_command_exists(command):
             check_settings(build_run_config(arguments, defaults, datetime.now(UTC)))
     elif words[:2] == ["flwr", "run"]:
         check_settings(parse_config_args([words[words.index("--run-config") + 1]]))
+
+
+def test_the_tutorials_superlink_may_be_added_twice(tmp_path):
+    page = (ROOT / "docs" / "TUTORIAL.md").read_text()
+    lines = [line for line in page.splitlines() if "~/.flwr" in line and not line.startswith("And")]
+    environment = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}
+    for _ in range(2):
+        for line in lines:
+            subprocess.run(["bash", "-euc", line], env=environment, check=True)
+    config = tomllib.loads((tmp_path / ".flwr" / "config.toml").read_text())
+    assert config == {"superlink": {"mine": {"address": "127.0.0.1:8000", "insecure": True}}}
 
 
 def test_links_between_the_pages_lead_somewhere():
