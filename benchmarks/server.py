@@ -73,7 +73,7 @@ class Server:
         self.strategy = METHODS[method](max_in_flight=BUFFER)
         self._grid = _Nodes(BUFFER)
         self._ids = map(str, itertools.count())
-        self._initial = model_record(size)
+        self.strategy.begin(model_record(size), self._grid.get_node_ids())
         self._content = upload(size)
         self._waiting: list[Message] = []
         self._next_reply()
@@ -93,11 +93,11 @@ class Server:
 
     def _next_reply(self) -> None:
         if not self._waiting:
-            strategy, first = self.strategy, self.strategy._state is None
-            arrays = self._initial if first else strategy.state.arrays
-            version = 0 if first else strategy.state.version
+            strategy, state = self.strategy, self.strategy.state
             config = ConfigRecord({"lr": 0.1})
-            self._waiting = list(strategy.configure_train(version + 1, arrays, config, self._grid))
+            self._waiting = list(
+                strategy.configure_train(state.version + 1, state.arrays, config, self._grid)
+            )
             for message in self._waiting:
                 give_id(message, next(self._ids))
         # A fresh record around the same bytes: what a transport hands over is not kept by us.

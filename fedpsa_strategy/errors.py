@@ -27,5 +27,9 @@ class DivergedError(FedPSAError):
     """The global model is no longer usable (non-finite numbers)."""
 
 
+class NotRunningError(FedPSAError, RuntimeError):
+    """A strategy was asked for something that needs a run, and has none."""
+
+
 class CompilationError(FedPSAError, RuntimeError):
     """Code that was to be compiled could not be."""

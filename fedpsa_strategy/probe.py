@@ -167,13 +167,14 @@ class Probe:
         }
         if transport == "seed":
             assert self.recipe is not None
+            # Shapes of the whole batch: that of one label is empty, and Flower's mods that count
+            # bytes cannot read an empty list.
             record |= {
-                "calibration-shape": list(self.recipe["shape"]),
-                "calibration-size": self.recipe["size"],
+                "calibration-shape": list(self.calibration.inputs.shape),
                 "calibration-seed": self.recipe["seed"],
                 "calibration-classes": self.recipe["num_classes"] or 0,
                 "calibration-vocabulary": self.recipe["vocabulary"] or 0,
-                "calibration-target-shape": list(self.recipe["target_shape"]),
+                "calibration-target-shape": list(self.calibration.targets.shape),
             }
         return record
 
@@ -230,13 +231,14 @@ class Probe:
                     raise ProbeError("the calibration batch is not cached on this node")
                 calibration = Calibration.real(arrays["inputs"].numpy(), arrays["targets"].numpy())
             else:
+                size, *shape = values["calibration-shape"]
                 calibration = _drawn(
-                    tuple(values["calibration-shape"]),
-                    values["calibration-size"],
+                    tuple(shape),
+                    size,
                     values["calibration-seed"],
                     values["calibration-classes"] or None,
                     values["calibration-vocabulary"] or None,
-                    tuple(values["calibration-target-shape"]),
+                    tuple(values["calibration-target-shape"][1:]),
                 )
             sketch = _sketch(*(values[f"sketch-{key}"] for key in ("size", "dim", "seed", "kind")))
             signal = str(values["sketch-signal"])

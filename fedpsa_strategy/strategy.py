@@ -16,7 +16,7 @@ from fedpsa_strategy.checkpoint import Checkpointer
 from fedpsa_strategy.checks import check_range
 from fedpsa_strategy.clients import Client, Clients
 from fedpsa_strategy.clock import Clock, VirtualClock, WallClock
-from fedpsa_strategy.errors import ForgeryError, InvalidReplyError
+from fedpsa_strategy.errors import ForgeryError, InvalidReplyError, NotRunningError
 from fedpsa_strategy.events import (
     Aggregated,
     Dispatched,
@@ -253,6 +253,7 @@ class AsyncStrategy(Strategy):
         self.listeners = list(listeners)
         self.message_ttl: float | None = None
         self._state: RunState | None = None
+        self._running = False  # whether the state is that of a run which has not ended
 
     # --- Flower's interface --------------------------------------------------------------------
 
@@ -296,7 +297,7 @@ class AsyncStrategy(Strategy):
         self.summary()
         self.message_ttl = timeout
         self.begin(initial_arrays)
-        return AsyncLoop(
+        loop = AsyncLoop(
             self,
             grid,
             num_versions=num_rounds,
@@ -304,14 +305,18 @@ class AsyncStrategy(Strategy):
             train_config=train_config or ConfigRecord(),
             evaluate_config=evaluate_config or ConfigRecord(),
             evaluate_fn=evaluate_fn,
-        ).run()
+        )
+        try:
+            return loop.run()
+        finally:
+            self._running = False
 
     def configure_train(
         self,
         server_round: int,  # noqa: ARG002
         arrays: ArrayRecord,
         config: ConfigRecord,
-        grid: Grid,
+        grid: Grid,  # noqa: ARG002
     ) -> Iterable[Message]:
         """Make a train message for every free slot, each for an idle node.
 
@@ -325,9 +330,18 @@ class AsyncStrategy(Strategy):
             Sent along, with `lr` decayed and `version`, `server-round` and `seed` added.
         grid : Grid
             Where the nodes are.
+
+        Raises
+        ------
+        NotRunningError
+            When neither `start()` nor `begin()` has begun a run: somebody else's loop is calling.
         """
-        if self._state is None:
-            self.begin(arrays, grid.get_node_ids())
+        if not self._running:
+            raise NotRunningError(
+                f"{type(self).__name__} runs an asynchronous loop of its own: call its start(). "
+                "Another strategy around it, such as Flower's differential privacy wrappers, would "
+                "run synchronous rounds and take its updates for models, so it is not supported"
+            )
         state = self.state
         messages: list[Message] = []
         if self.rule.synchronous and state.clients.num_busy:
@@ -452,9 +466,7 @@ class AsyncStrategy(Strategy):
     def state(self) -> RunState:
         """Where the run stands."""
         if self._state is None:
-            raise RuntimeError(
-                "the strategy has no run yet: call start() or configure_train() first"
-            )
+            raise NotRunningError("the strategy has no run yet: call start() or begin() first")
         return self._state
 
     @property
@@ -474,6 +486,7 @@ class AsyncStrategy(Strategy):
             clients.join(node_id)
         models = {0: (vector, integers)}
         self._state = RunState(layout, clients, arrays, integers, models=models)
+        self._running = True
         self.rule.start(vector)
         self.norm_guard.reset()
 

@@ -373,6 +373,7 @@ def test_replies_to_unknown_or_consumed_messages_are_refused():
     grid = ScriptedGrid(2, lambda message: update())
     strategy = FedBuff(buffer_size=1, max_in_flight=1, listeners=[recorder])
     arrays = model_arrays()
+    strategy.begin(arrays, grid.get_node_ids())
     messages = list(strategy.configure_train(1, arrays, ConfigRecord(), grid))
     ids = grid.push_messages(messages)
     grid.time.sleep(1)

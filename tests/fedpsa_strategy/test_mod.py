@@ -13,6 +13,7 @@ from flwr.app import (
     RecordDict,
 )
 from flwr.clientapp import ClientApp
+from flwr.clientapp.mod import arrays_size_mod, message_size_mod
 from torch import nn
 
 from fedpsa_strategy import Probe, fedpsa_mod
@@ -191,3 +192,25 @@ def test_a_reply_without_arrays_is_a_clear_error():
 
     with pytest.raises(ValueError, match="exactly one ArrayRecord in the reply"):
         send(app, MessageType.TRAIN, Regressor(), {"lr": 0.1})
+
+
+@pytest.mark.parametrize("transport", ["seed", "arrays"])
+@pytest.mark.parametrize("case", ["regression", "text"])
+def test_flowers_mods_can_count_the_bytes_of_our_messages(case, transport):
+    model_fn, shape, loss_fn, batch = CASES[case]
+    model = model_fn()
+    probe = Probe.gaussian(model, size=16, loss_fn=loss_fn, **shape)
+    mods = [message_size_mod, arrays_size_mod, fedpsa_mod(model_fn, loss_fn=loss_fn)]
+    app = ordinary_app(model_fn, loss_fn, batch, mods)
+    content = RecordDict(
+        {
+            "arrays": ArrayRecord(model.state_dict()),
+            "config": ConfigRecord({"lr": 0.1, **probe.config(transport)}),
+        }
+    )
+    if transport == "arrays":
+        content["calibration"] = probe.arrays()
+    message = Message(content, dst_node_id=1, message_type=MessageType.TRAIN)
+    message.metadata.__dict__["_message_id"] = "m1"
+    reply = app(message, Context(1, 1, {}, RecordDict(), {}))
+    assert len(reply.content["metrics"]["sketch"]) == 16

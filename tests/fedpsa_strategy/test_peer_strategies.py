@@ -1,5 +1,7 @@
 """The peers on the loop: rounds, clocks, validation, what travels, and Flower's own FedAvg."""
 
+import time
+
 import flwr.serverapp.strategy
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from fedpsa_strategy import (
     FedPAC,
     UniformLatency,
 )
+from fedpsa_strategy.errors import NotRunningError
 
 
 class ByClient(ConstantLatency):
@@ -208,7 +211,7 @@ class FlowersGrid(ScriptedGrid):
 
     def send_and_receive(self, messages, *, timeout=None):
         ids = list(self.push_messages(messages))
-        self.time.sleep(1)
+        self.time.sleep(0.1)
         return list(self.pull_messages(ids))
 
 
@@ -251,3 +254,47 @@ def test_fedavg_agrees_with_flowers_own_fedavg():
         np.testing.assert_allclose(ours.arrays[key].numpy(), flowers.arrays[key].numpy(), rtol=1e-5)
         moved += np.abs(ours.arrays[key].numpy() - initial[key].numpy()).sum()
     assert moved > 0.1
+
+
+# --- Somebody else's loop ----------------------------------------------------------------------
+
+WRAPPERS = {
+    "DifferentialPrivacyServerSideFixedClipping": {"clipping_norm": 1.0},
+    "DifferentialPrivacyClientSideFixedClipping": {"clipping_norm": 1.0},
+    "DifferentialPrivacyServerSideAdaptiveClipping": {},
+    "DifferentialPrivacyClientSideAdaptiveClipping": {},
+}
+
+
+class RealTime:
+    """Lets `start()` run on a scripted grid."""
+
+    sleep = staticmethod(time.sleep)
+
+    @property
+    def now(self):
+        return time.monotonic()
+
+
+class SynchronousGrid(ScriptedGrid):
+    """Offers what Flower's own loop needs."""
+
+    def send_and_receive(self, messages, *, timeout=None):
+        ids = self.push_messages(messages)
+        self.time.sleep(1)
+        return self.pull_messages(ids)
+
+
+@pytest.mark.parametrize("used_before", [False, True])
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_flowers_privacy_wrappers_are_refused_before_any_message(wrapper, used_before):
+    grid = SynchronousGrid(2, lambda message: update(), time=RealTime())
+    strategy = FedBuff(buffer_size=1, max_in_flight=2)
+    if used_before:
+        strategy.start(grid, model_arrays(), num_rounds=1)
+        grid.sent.clear()
+    wrap = getattr(flwr.serverapp.strategy, wrapper)
+    wrapped = wrap(strategy, noise_multiplier=0.1, num_sampled_clients=2, **WRAPPERS[wrapper])
+    with pytest.raises(NotRunningError, match=r"asynchronous loop.*start\(\).*privacy wrappers"):
+        wrapped.start(grid, model_arrays(), num_rounds=1)
+    assert grid.sent == []
