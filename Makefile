@@ -62,11 +62,9 @@ test-latest: $(LATEST)/.installed  ## the engine tests on Flower 1.41, in an env
 bench: install  ## what things cost: pages and JSON in benchmarks/results
 	$(BIN)/python -m benchmarks.server --sizes 1e4 1e5 1e6 1e7 --repeats 3
 	$(BIN)/python -m benchmarks.sketch --models digits fmnist mnist --size 1e7 --repeats 3
-	$(BIN)/python -m benchmarks.growth --clients 50 500 5000 --repeats 3
-	$(BIN)/python -m benchmarks.fresh_client --repeats 3
 	$(BIN)/python -m benchmarks.engines --datasets fmnist --repeats 3
-	$(BIN)/python -m benchmarks.slices --rounds 1
 	$(BIN)/python -m benchmarks.traffic --datasets digits fmnist
+	$(BIN)/python -m benchmarks.superlink --idle 20 --updates 2 12
 
 docker-up:  ## SuperLink, NODES SuperNodes and a run in containers, with TLS and node keys
 	docker/up.sh $(NODES)

@@ -28,8 +28,7 @@ NAMES = {
     "cifar10": "CIFAR-10, CNN",
     "digits": "digits, small perceptron",
 }
-# Wall time over that of the bare loop, by dataset and number of processes. Whole runs are minutes
-# apart, in which a machine may change: benchmarks.slices measures short tasks more exactly.
+# Wall time over that of the bare loop, by dataset and number of processes.
 LIMITS = {
     ("fmnist", "1"): 1.15,
     ("fmnist", "2"): 1.3,

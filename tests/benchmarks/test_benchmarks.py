@@ -2,33 +2,20 @@
 
 import itertools
 import json
-import time
 
-import numpy as np
 import pytest
-import torch
 
 from benchmarks import (
-    bare_loop,
     engines,
-    fresh_client,
-    growth,
-    held_out,
     jobs,
     machine,
     server,
     sketch,
-    slices,
+    superlink,
     traffic,
 )
-from benchmarks.jobs import descendants
 from benchmarks.measure import Spread, interleave, paired_ratio, peak_memory
 from benchmarks.report import Report
-from simulation.process_table import list_processes
-from task.models import make_model
-from task.shards import client_shard
-from task.steps import make_training
-from task.training import shuffled
 
 
 def results(folder, name):
@@ -105,21 +92,6 @@ def test_sketch(tmp_path, compiled):
     assert record["long_sketch"]["size"] == 20000
 
 
-@pytest.mark.engine
-def test_growth(tmp_path):
-    arguments = ["--clients", "4", "--in-flight", "2", "--uploads", "10", "--repeats", "1"]
-    growth.main([*arguments, "--out", str(tmp_path)])
-    _, record = results(tmp_path, "growth")
-    assert record["runs"][0]["clients"] == 4
-
-
-@pytest.mark.engine
-def test_fresh_client(tmp_path):
-    fresh_client.main(["--dataset", "digits", "--repeats", "1", "--out", str(tmp_path)])
-    _, record = results(tmp_path, "fresh_client")
-    assert record["parts"]["ours: training"]["median"] > 0
-
-
 def test_the_bare_loop_trains_as_the_run_does(tmp_path):
     job = jobs.Job("digits", versions=1, warm_up=1, epochs=3, clients=7, test_fraction=0.25)
     command, run = jobs.bare_command(job, tasks=5), job.run_config(tmp_path)
@@ -132,51 +104,6 @@ def test_the_bare_loop_trains_as_the_run_does(tmp_path):
         "--test-fraction": "test-fraction",
     }.items():
         assert told[option] == str(run[key])
-
-
-@pytest.mark.slow
-def test_the_plain_loop_takes_the_same_steps():
-    shard = client_shard("digits", partition_id=0, num_partitions=30)
-    models = [make_model("digits", 0) for _ in range(2)]
-    orders = shuffled(len(shard), 2, seed=0)
-    bare_loop.plain_training(models[0], shard.x, shard.y, orders, 16)
-    make_training("eager", models[1], 16, 0.01, 0.0)(shard.x, shard.y, orders)
-    for plain, eager in zip(*(model.parameters() for model in models), strict=True):
-        assert torch.allclose(plain, eager, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.engine
-def test_slices(tmp_path, monkeypatch):
-    arguments = ["--dataset", "digits", "--seconds", "0.3", "--processes", "1"]
-    arguments += ["--rounds", "2", "--repeats", "1"]
-    started = set()
-    end = slices.Contestant.end
-
-    def end_and_note(contestant):
-        for root in contestant.roots:
-            started.update((root.pid, *descendants(root.pid)))
-        end(contestant)
-
-    monkeypatch.setattr(slices.Contestant, "end", end_and_note)
-    slices.main([*arguments, "--out", str(tmp_path)])
-    _, record = results(tmp_path, "slices")
-    names = ["bare loop, 1", "local engine, FedPSA, 1", "local engine, FedBuff, 1"]
-    assert list(record["rates"]) == names
-    assert [len(rates) for rates in record["rates"].values()] == [6, 2, 2]
-    # Each turn of an engine lies between two of the bare loop, which neighbours share.
-    (bare, fedpsa, fedbuff) = (record["rates"][name] for name in names)
-    expected = {
-        names[1]: [(bare[0] + bare[1]) / 2 / fedpsa[0], (bare[3] + bare[4]) / 2 / fedpsa[1]],
-        names[2]: [(bare[1] + bare[2]) / 2 / fedbuff[0], (bare[4] + bare[5]) / 2 / fedbuff[1]],
-    }
-    assert record["ratios"] == expected
-    assert record["stolen"].keys() == expected.keys()
-    assert all(len(shares) == 2 and min(shares) >= 0 for shares in record["stolen"].values())
-    assert len(started) >= 10  # twice a loop, and two runs with a worker each
-    deadline = time.monotonic() + 60
-    while started & {process.pid for process in list_processes() if not process.zombie}:
-        assert time.monotonic() < deadline, "something still runs"
-        time.sleep(0.05)
 
 
 @pytest.mark.engine
@@ -205,25 +132,12 @@ def test_traffic(tmp_path):
     assert sizes["fedpsa"]["up"] > sizes["fedbuff"]["up"]
 
 
-def test_test_images_are_never_trained_on():
-    found = held_out.splits(70_000, [0, 1])
-    assert set(map(len, found.values())) == {2}
-    for pairs in found.values():
-        for training, testing in pairs:
-            assert sorted([*training, *testing]) == list(range(70_000))
-    official, random = (pairs[0][1] for pairs in found.values())
-    assert list(official) == list(range(60_000, 70_000))
-    assert len(random) == 7_000
-    assert min(random) < 1_000
-
-
-def test_held_out(tmp_path, monkeypatch):
-    random = np.random.default_rng(0)
-    images = random.integers(0, 256, (200, 1, 28, 28), dtype=np.uint8)
-    labels = random.integers(0, 10, 200)
-    monkeypatch.setattr(held_out, "load_raw", lambda *_: (images, labels))
-    monkeypatch.setattr(held_out, "OFFICIAL_TEST", 20)
-    held_out.main(["--repeats", "2", "--epochs", "1", "--out", str(tmp_path)])
-    page, found = results(tmp_path, "held_out")
-    assert "| official test set |" in page
-    assert len(found["random tenth of all images"]["test"]) == 2
+@pytest.mark.slow
+@pytest.mark.engine
+def test_superlink(tmp_path):
+    arguments = ["--nodes", "1", "2", "--idle", "1", "--updates", "1", "2"]
+    superlink.main([*arguments, "--out", str(tmp_path)])
+    page, record = results(tmp_path, "superlink")
+    assert [run["updates"] for run in record["runs"]] == [1, 2]
+    assert record["runs"][1]["update_seconds"]["repeats"] == 2
+    assert "One more idle node" in page

@@ -60,8 +60,6 @@ BY_TEST = {
     "grep -qs '^\\[superlink.mine": _RUN + "test_real_nodes",
     "flwr run . mine": _RUN + "test_real_nodes",
     ".venv/bin/python -m simulation run --run-dir runs/mine": _RUN + "test_interrupt_and_resume",
-    "python -m benchmarks.growth": "tests/benchmarks/test_benchmarks.py::test_growth",
-    ".venv/bin/python -m benchmarks.held_out": "tests/benchmarks/test_benchmarks.py::test_held_out",
     "pip install .": _RUN + "test_the_library_in_another_environment",
     "openssl": _RECIPE,
     "printf '%s\\n' \"subjectAltName": _RECIPE,
