@@ -17,6 +17,7 @@ from fedpsa_strategy.client import make_reply
 from fedpsa_strategy.probe import LossFn
 from fedpsa_strategy.state_dicts import load_values, parameter_views, read_arrays
 from task.hardware import resolve_device, set_threads
+from task.own_checks import check_own_task
 from task.tasks import DatasetTask, Task, as_shard, find_task
 from task.training import evaluate as evaluate_model
 from task.training import train as train_model
@@ -35,6 +36,8 @@ def train(message: Message, context: Context) -> Message:
     before = read_arrays(cast(ArrayRecord, message.content["arrays"]))
     model = _loaded_model(task, before, device)
     loss_fn = _loss_fn(task)
+    if loss_fn is not None:
+        check_own_task(model, shard, loss_fn, "train_data")
     step = _get(run, "step", str)
     common: dict[str, Any] = {
         "lr": _get(config, "lr", float),
@@ -91,7 +94,10 @@ def evaluate(message: Message, context: Context) -> Message:
     device = resolve_device(_get(context.run_config, "device", str))
     arrays = read_arrays(cast(ArrayRecord, message.content["arrays"]))
     model = _loaded_model(task, arrays, device)
-    loss, accuracy = evaluate_model(model, shard, device=device, loss_fn=_loss_fn(task))
+    loss_fn = _loss_fn(task)
+    if loss_fn is not None:
+        check_own_task(model, shard, loss_fn, "train_data")
+    loss, accuracy = evaluate_model(model, shard, device=device, loss_fn=loss_fn)
     metrics = MetricRecord({"loss": loss, "num-examples": len(shard)})
     if accuracy is not None:
         metrics["accuracy"] = accuracy

@@ -39,6 +39,7 @@ from server_app.personal import personal_accuracy
 from server_app.progress import DAY
 from server_app.settings import Settings
 from task.hardware import resolve_device
+from task.own_checks import check_cross_entropy, check_own_task
 from task.tasks import DatasetTask, Task, as_shard, calibration_recipe, find_task
 from task.training import evaluate
 
@@ -60,6 +61,8 @@ def build_experiment(settings: Settings, listeners: Sequence[Listener]) -> Exper
     task = make_task(settings)
     model = task.make_model(derive(settings.seed, "model") % 2**32)
     model.to(resolve_device(settings.device))
+    if not isinstance(task, DatasetTask):
+        check_own_task(model, as_shard(task.test_data(), "test_data"), task.loss, "test_data")
     trainable = [name for name, item in model.named_parameters() if item.requires_grad]
     common: Config = {
         "fraction_train": settings.fraction_train,
@@ -163,6 +166,9 @@ def make_strategy(
             head = getattr(model, "head", None)
             if not isinstance(head, nn.Linear) or not hasattr(model, "encoder"):
                 raise ValueError("FedPAC needs a model with an `encoder` and a linear `head`")
+            if not isinstance(task, DatasetTask):
+                shard = as_shard(task.test_data(), "test_data")
+                check_cross_entropy(model, shard, task.loss, "strategy='fedpac'")
             return FedPAC(
                 head_keys=[f"head.{name}" for name, _ in head.named_parameters()],
                 num_classes=head.out_features,

@@ -1,4 +1,8 @@
-"""Exceptions of the data side of a task."""
+"""Exceptions of models and data."""
+
+
+class TaskError(ValueError):
+    """A task that cannot be used; the text says what it lacks."""
 
 
 class DatasetNotFoundError(FileNotFoundError):

@@ -17,14 +17,20 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from task.datasets import dataset_info
+from task.errors import TaskError
 from task.models import make_model
 from task.shards import Shard, client_shard, file_shard, test_shard, warm_cache
 
+__all__ = [
+    "DatasetTask",
+    "Task",
+    "TaskError",
+    "as_shard",
+    "calibration_recipe",
+    "find_task",
+]
+
 FUNCTIONS = ("make_model", "train_data", "test_data", "loss")
-
-
-class TaskError(ValueError):
-    """A task that cannot be used; the text says what it lacks."""
 
 
 class Task(Protocol):
@@ -169,8 +175,12 @@ def as_shard(data: Any, what: str) -> Shard:
         x, y = (torch.as_tensor(values) for values in data)
     except (TypeError, ValueError) as error:
         raise TaskError(f"{what} must return inputs and targets, two tensors: {error}") from None
-    if x.dim() == 0 or len(x) != len(y) or len(x) == 0:
-        raise TaskError(f"{what} returned {tuple(x.shape)} inputs for {tuple(y.shape)} targets")
+    if x.dim() == 0 or y.dim() == 0 or len(x) != len(y) or len(x) == 0:
+        raise TaskError(
+            f"{what} returned inputs of shape {tuple(x.shape)} and targets of shape "
+            f"{tuple(y.shape)}: both need the samples along their first dimension, the same "
+            "number of them and at least one"
+        )
     return Shard(x.contiguous(), y.contiguous())
 
 
