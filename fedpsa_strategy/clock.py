@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from fedpsa_strategy.checks import check_range
 from fedpsa_strategy.seeds import uniform
 
 
@@ -54,8 +55,7 @@ class ConstantLatency(Latency):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.value < float("inf"):
-            raise ValueError(f"value must be a positive number of units, not {self.value}")
+        check_range("value", self.value, above=0)
 
     def quantile(self, u: float) -> float:  # noqa: ARG002
         """Return the constant."""
@@ -93,8 +93,7 @@ class LongTailLatency(_IntervalLatency):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.shape < float("inf"):
-            raise ValueError(f"shape must be positive, not {self.shape}")
+        check_range("shape", self.shape, above=0)
 
     def quantile(self, u: float) -> float:
         """Return the u-quantile."""

@@ -17,12 +17,12 @@ ICLR 2024.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 import numpy as np
 
+from fedpsa_strategy.checks import check_range
 from fedpsa_strategy.rules.base import Rule, Update, Vector, blocks
 
 
@@ -49,12 +49,9 @@ class CA2FLRule(Rule):
         server_lr: float = 1.0,
         memory: MutableMapping[int, Vector] | None = None,
     ) -> None:
-        if num_clients < 1:
-            raise ValueError(f"num_clients must be at least 1, not {num_clients}")
-        if buffer_size < 1:
-            raise ValueError(f"buffer_size must be at least 1, not {buffer_size}")
-        if not 0 < server_lr < math.inf:
-            raise ValueError(f"server_lr must be a positive number, not {server_lr}")
+        check_range("num_clients", num_clients, least=1)
+        check_range("buffer_size", buffer_size, least=1)
+        check_range("server_lr", server_lr, above=0)
         self.num_clients = num_clients
         self.buffer_size = buffer_size
         self.server_lr = server_lr

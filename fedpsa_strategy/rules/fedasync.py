@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from fedpsa_strategy.checks import check_range
 from fedpsa_strategy.rules.base import Rule, Update, Vector, blocks
 from fedpsa_strategy.rules.staleness import check_staleness, staleness_factor
 
@@ -45,8 +46,7 @@ class FedAsyncRule(Rule):
         hinge_slope: float = 10.0,
         hinge_threshold: float = 4.0,
     ) -> None:
-        if not 0 < mixing <= 1:
-            raise ValueError(f"mixing must be above 0 and at most 1, not {mixing}")
+        check_range("mixing", mixing, above=0, most=1)
         check_staleness(staleness, staleness_exponent, hinge_slope, hinge_threshold)
         self.mixing = mixing
         self.staleness = staleness

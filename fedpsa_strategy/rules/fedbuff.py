@@ -11,10 +11,10 @@ AISTATS 2022; without its differential privacy.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
+from fedpsa_strategy.checks import check_range
 from fedpsa_strategy.rules.base import Rule, Update, Vector, effective_number, weighted_step
 
 
@@ -34,14 +34,9 @@ class FedBuffRule(Rule):
     def __init__(
         self, buffer_size: int = 5, server_lr: float = 1.0, staleness_exponent: float = 0.5
     ) -> None:
-        if buffer_size < 1:
-            raise ValueError(f"buffer_size must be at least 1, not {buffer_size}")
-        if not 0 < server_lr < math.inf:
-            raise ValueError(f"server_lr must be a positive number, not {server_lr}")
-        if not 0 <= staleness_exponent < math.inf:
-            raise ValueError(
-                f"staleness_exponent must be a finite number >= 0, not {staleness_exponent}"
-            )
+        check_range("buffer_size", buffer_size, least=1)
+        check_range("server_lr", server_lr, above=0)
+        check_range("staleness_exponent", staleness_exponent, least=0)
         self.buffer_size = buffer_size
         self.server_lr = server_lr
         self.staleness_exponent = staleness_exponent

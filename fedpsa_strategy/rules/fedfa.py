@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from fedpsa_strategy.checks import check_range
 from fedpsa_strategy.rules.base import Rule, Update, Vector, blocks
 
 
@@ -33,10 +34,8 @@ class FedFaRule(Rule):
     """
 
     def __init__(self, queue_length: int = 5, resum_every: int = 50) -> None:
-        if queue_length < 1:
-            raise ValueError(f"queue_length must be at least 1, not {queue_length}")
-        if resum_every < 1:
-            raise ValueError(f"resum_every must be at least 1, not {resum_every}")
+        check_range("queue_length", queue_length, least=1)
+        check_range("resum_every", resum_every, least=1)
         self.queue_length = queue_length
         self.resum_every = resum_every
 

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedpsa_strategy.checks import check_range
 from fedpsa_strategy.rules.base import Rule, Update, Vector, effective_number, weighted_step
 
 
@@ -94,13 +95,10 @@ class FedPSARule(Rule):
         delta: float = 0.5,
         thermometer: bool = True,
     ) -> None:
-        if buffer_size < 1:
-            raise ValueError(f"buffer_size must be at least 1, not {buffer_size}")
-        if queue_size < 1:
-            raise ValueError(f"queue_size must be at least 1, not {queue_size}")
-        for name, value in (("gamma", gamma), ("delta", delta)):
-            if not 0 <= value < math.inf:
-                raise ValueError(f"{name} must be a finite number >= 0, not {value}")
+        check_range("buffer_size", buffer_size, least=1)
+        check_range("queue_size", queue_size, least=1)
+        check_range("gamma", gamma, least=0)
+        check_range("delta", delta, least=0)
         if gamma + delta == 0:
             raise ValueError("gamma and delta must not both be 0: the temperature would be 0")
         self.sketch = sketch

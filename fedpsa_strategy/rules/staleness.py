@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from fedpsa_strategy.checks import check_range
 
 KINDS = ("polynomial", "constant", "hinge")
 
@@ -11,13 +11,9 @@ def check_staleness(kind: str, exponent: float, slope: float, threshold: float) 
     """Refuse impossible parameters, by name."""
     if kind not in KINDS:
         raise ValueError(f"staleness is {kind!r}, must be one of {KINDS}")
-    for name, value in (
-        ("staleness_exponent", exponent),
-        ("hinge_slope", slope),
-        ("hinge_threshold", threshold),
-    ):
-        if not 0 <= value < math.inf:
-            raise ValueError(f"{name} must be a finite number >= 0, not {value}")
+    check_range("staleness_exponent", exponent, least=0)
+    check_range("hinge_slope", slope, least=0)
+    check_range("hinge_threshold", threshold, least=0)
 
 
 def staleness_factor(
