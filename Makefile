@@ -27,11 +27,11 @@ install: $(VENV)/.installed  ## make .venv and install the app
 install-dev: $(VENV)/.installed-dev  ## the same with what the tests need
 
 run: install  ## train FedPSA with 50 simulated clients on handwritten digits
-	$(RUN) run --clients 50 --set lr=0.1 --set batch-size=16 --set virtual-days=0.25 --set evaluate-every=5
+	$(RUN) run --clients 50 --set virtual-days=0.25
 
 deploy-local: install  ## the same app on real processes: SuperLink and NODES SuperNodes over gRPC
-	$(RUN) deploy --nodes $(NODES) --set lr=0.1 --set batch-size=16 --set num-server-rounds=6 \
-	    --set buffer-size=2 --set queue-size=4 --set fraction-train=0.5 --set evaluate-every=1
+	$(RUN) deploy --nodes $(NODES) --set num-server-rounds=6 --set buffer-size=2 \
+	    --set queue-size=4 --set fraction-train=0.5 --set evaluate-every=1
 
 lint: install-dev
 	$(BIN)/ruff check .

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import platform
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -23,6 +23,7 @@ from server_app.progress import DAY, Progress, area_under_curve
 from server_app.run_dir import EventLog, RunDir, model_sha256, read_events
 from server_app.settings import Settings, SettingsError
 from server_app.stopping import StopSignals
+from server_app.task_defaults import resolve
 from server_app.tensorboard import TensorBoardLog
 from task.hardware import set_threads
 
@@ -40,12 +41,20 @@ def main(grid: Grid, context: Context) -> None:
     try:
         settings = Settings.from_run_config(context.run_config)
     except SettingsError as error:
-        # Whoever started the run looks for the reason in its folder.
-        if isinstance(path := context.run_config.get("run-dir"), str) and path:
-            RunDir(Path(path)).write_summary({"status": "failed", "error": str(error)})
+        _note_refusal(context.run_config.get("run-dir"), str(error))
         raise
+    for sentence in settings.without_effect():
+        log.warning("%s", sentence)
     with StopSignals(_PATIENCE) as signals:
         run_settings(grid, settings, signals.requested)
+
+
+def _note_refusal(path: object, error: str) -> None:
+    """Leave the reason in the run's folder, where whoever started the run looks for it."""
+    if isinstance(path, str) and path:
+        # A folder that holds a run stays as it is, and one that cannot be made is no news.
+        with suppress(OSError, ValueError):
+            RunDir(Path(path)).write_summary({"status": "failed", "error": error})
 
 
 def run_settings(
@@ -74,6 +83,8 @@ def run_settings(
     try:
         set_threads(settings.threads)
         saved = load_checkpoint(settings, run_dir) if settings.resume else None
+        settings = resolve(settings, None if saved is None else saved["extra"]["settings"])
+        summary["settings"] = settings.to_run_config()
         run_dir.write_config(settings.to_run_config())
         keep = 0 if saved is None else saved["extra"]["events_size"]
         if saved is not None:
@@ -133,7 +144,8 @@ def load_checkpoint(settings: Settings, run_dir: RunDir) -> dict[str, Any]:
     """Return the checkpoint to go on from, if the settings still fit it."""
     path = run_dir.path if settings.resume == "true" else Path(settings.resume)
     saved = checkpoint_store(settings, path).load_newest() if path.is_dir() else load(path)
-    if changed := settings.changed_since(saved["extra"]["settings"]):
+    before = saved["extra"]["settings"]
+    if changed := resolve(settings, before).changed_since(before):
         listed = ", ".join(
             f"{key} was {then!r}, now {now!r}" for key, (then, now) in changed.items()
         )

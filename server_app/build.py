@@ -38,6 +38,7 @@ from server_app.alignment import record_alignment
 from server_app.personal import personal_accuracy
 from server_app.progress import DAY
 from server_app.settings import Settings
+from server_app.task_defaults import resolve
 from task.hardware import resolve_device
 from task.own_checks import check_cross_entropy, check_own_task
 from task.tasks import DatasetTask, Task, as_shard, calibration_recipe, find_task
@@ -58,6 +59,7 @@ class Experiment:
 
 def build_experiment(settings: Settings, listeners: Sequence[Listener]) -> Experiment:
     """Return the experiment that the settings describe."""
+    settings = resolve(settings)
     task = make_task(settings)
     model = task.make_model(derive(settings.seed, "model") % 2**32)
     model.to(resolve_device(settings.device))

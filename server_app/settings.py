@@ -6,12 +6,17 @@ Every setting is declared once, here, with its default, its range and what it me
 
 from __future__ import annotations
 
+import difflib
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
+from fedpsa_strategy.checks import in_range, number_text, out_of_range, range_text, shown
+
 METHODS = ("fedpsa", "fedavg", "fedasync", "fedbuff", "ca2fl", "fedfa", "fedpac")
+DATASETS = ("digits", "mnist", "fmnist", "cifar10", "cifar100")
 # What a resumed run may set differently: when it ends, what it waits for, and where things are.
 MAY_CHANGE = {
     "num-server-rounds",
@@ -33,6 +38,77 @@ MAY_CHANGE = {
 }
 # Datasets whose model has an encoder before its head.
 _WITH_ENCODER = ("digits", "mnist", "cifar10", "cifar100")
+# How many samples there are to share out, those for testing included.
+_SAMPLES = {"digits": 1797, "mnist": 70_000, "fmnist": 70_000, "cifar10": 60_000}
+_SAMPLES["cifar100"] = _SAMPLES["cifar10"]
+# Numbers beyond these are slips; they would end in an overflow somewhere.
+_LARGEST = {int: 2**31 - 1, float: 1e9}
+# What people call settings elsewhere.
+_SYNONYMS = {
+    "learning-rate": "lr",
+    "eta": "lr",
+    "step-size": "lr",
+    "lr-schedule": "lr-decay",
+    "epochs": "local-epochs",
+    "num-epochs": "local-epochs",
+    "minibatch-size": "batch-size",
+    "bs": "batch-size",
+    "rounds": "num-server-rounds",
+    "num-rounds": "num-server-rounds",
+    "versions": "num-server-rounds",
+    "clients": "num-clients",
+    "num-nodes": "num-clients",
+    "num-supernodes": "num-clients",
+    "nodes": "num-clients",
+    "alpha": "dirichlet-alpha",
+    "method": "strategy",
+    "algorithm": "strategy",
+    "data": "dataset",
+    "model": "task",
+    "days": "virtual-days",
+    "timeout": "reply-timeout",
+    "concurrency": "max-in-flight",
+    "fraction-fit": "fraction-train",
+    "mu": "proximal",
+    "rho": "proximal",
+    "random-seed": "seed",
+    "output-dir": "run-dir",
+    "checkpoint": "resume",
+    "eval-every": "evaluate-every",
+}
+# The packages of this repository: none of them is somebody's own task.
+_OUR_PACKAGES = (
+    "benchmarks",
+    "client_app",
+    "fedpsa_strategy",
+    "server_app",
+    "simulation",
+    "task",
+)
+
+PAPER_DEFAULTS: dict[str, Any] = {"lr": 0.01, "batch-size": 64, "evaluate-every": 10}
+"""What 0 stands for in these settings, unless the task says otherwise."""
+DATASET_DEFAULTS: dict[str, dict[str, Any]] = {
+    "digits": {"lr": 0.1, "batch-size": 16, "evaluate-every": 5}
+}
+"""What 0 stands for with datasets that are not the paper's."""
+
+READ_BY: dict[str, tuple[str, ...]] = {
+    "buffer-size": ("fedpsa", "fedbuff", "ca2fl", "fedfa"),
+    "server-lr": ("fedbuff", "ca2fl"),
+    "staleness-exponent": ("fedbuff", "fedasync"),
+    "memory": ("ca2fl",),
+    **dict.fromkeys(
+        ("queue-size", "gamma", "delta", "thermometer", "signal", "alignment-every"), ("fedpsa",)
+    ),
+    **dict.fromkeys(("sketch-dim", "sketch-kind", "sketch-seed"), ("fedpsa",)),
+    **dict.fromkeys(("calibration", "calibration-size", "calibration-seed"), ("fedpsa",)),
+    **dict.fromkeys(("calibration-transport", "audit-fraction", "audit-tolerance"), ("fedpsa",)),
+    **dict.fromkeys(("mixing", "staleness", "hinge-slope"), ("fedasync",)),
+    **dict.fromkeys(("hinge-threshold", "proximal"), ("fedasync",)),
+    **dict.fromkeys(("alignment", "head-lr", "head-epochs"), ("fedpac",)),
+}
+"""The methods that read a setting; all read those that are not listed."""
 
 
 class SettingsError(ValueError):
@@ -47,9 +123,17 @@ def _setting(
     least: float | None = None,
     above: float | None = None,
     most: float | None = None,
+    form: tuple[str, str] | None = None,
+    zero: str = "",
 ) -> Any:
+    """Declare a setting.
+
+    `form` is a regular expression and what it says in words, `zero` what 0 stands for where it is
+    outside the range.
+    """
     limits = {"choices": choices, "least": least, "above": above, "most": most}
-    return field(default=default, metadata={"meaning": meaning, **limits})
+    metadata = {"meaning": meaning, "form": form, "zero": zero, **limits}
+    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True)
@@ -58,14 +142,17 @@ class Settings:
 
     # What is trained
     strategy: str = _setting("fedpsa", "aggregation method", choices=METHODS)
-    dataset: str = _setting(
-        "digits", "what is learned", choices=("digits", "mnist", "fmnist", "cifar10", "cifar100")
-    )
+    dataset: str = _setting("digits", "what is learned", choices=DATASETS)
     task: str = _setting(
-        "", "own model and data, as module:object (docs/OWN_TASK.md); empty: the dataset"
+        "",
+        "own model and data, as module:object (docs/OWN_TASK.md); empty: the dataset",
+        form=(r"([^\W\d]\w*(\.[^\W\d]\w*)*(:[^\W\d]\w*)?)?", "module or module:object"),
     )
     num_clients: int = _setting(
-        50, "clients; with the virtual clock exactly so many nodes must take part", least=1
+        50,
+        "clients; with the virtual clock exactly so many nodes must take part",
+        least=1,
+        most=1_000_000,
     )
     partition: str = _setting(
         "client-dirichlet",
@@ -82,7 +169,12 @@ class Settings:
     seed: int = _setting(0, "seed of everything random in a run", least=0, most=2**63 - 1)
 
     # Local training
-    lr: float = _setting(0.01, "learning rate of the clients' SGD", above=0)
+    lr: float = _setting(
+        0.0,
+        "learning rate of the clients' SGD; 0: the task's own (digits 0.1, others 0.01)",
+        above=0,
+        zero="the task's own",
+    )
     lr_decay: float = _setting(0.999, "factor of the learning rate per version", above=0, most=1)
     lr_decay_per: str = _setting(
         "version",
@@ -91,7 +183,12 @@ class Settings:
         choices=("version", "upload"),
     )
     local_epochs: int = _setting(5, "epochs of local training per task", least=1)
-    batch_size: int = _setting(64, "samples per local step", least=1)
+    batch_size: int = _setting(
+        0,
+        "samples per local step; 0: the task's own (digits 16, others 64)",
+        least=1,
+        zero="the task's own",
+    )
     step: str = _setting(
         "eager",
         "training step: eager, or compiled by torch.compile (for small models; convolutions gain "
@@ -103,8 +200,12 @@ class Settings:
         "number format in which clients send updates; the other two halve the bytes",
         choices=("float32", "float16", "bfloat16"),
     )
-    device: str = _setting("auto", "auto (CUDA where there is one), cpu, cuda, cuda:N")
-    threads: int = _setting(1, "CPU threads of each process", least=1)
+    device: str = _setting(
+        "auto",
+        "auto (CUDA where there is one), cpu, cuda, cuda:N",
+        form=(r"auto|cpu|cuda(:\d{1,3})?", "auto, cpu, cuda or cuda:N"),
+    )
+    threads: int = _setting(1, "CPU threads of each process", least=1, most=1024)
 
     # Who works when
     fraction_train: float = _setting(0.2, "share of the nodes kept busy", above=0, most=1)
@@ -136,7 +237,12 @@ class Settings:
     target_accuracy: float = _setting(
         0.0, "stop at this test accuracy; 0: no such limit", least=0, most=1
     )
-    evaluate_every: int = _setting(10, "test every so many versions", least=1)
+    evaluate_every: int = _setting(
+        0,
+        "test every so many versions; 0: the task's own (digits 5, others 10)",
+        least=1,
+        zero="the task's own",
+    )
     evaluate_interval: float = _setting(
         0.0, "test every so many units of the clock instead; 0: by versions", least=0
     )
@@ -273,9 +379,11 @@ class Settings:
         values = {}
         for key, value in run_config.items():
             if key not in known:
-                raise SettingsError(f"unknown setting {key!r}; known are: {', '.join(known)}")
-            if key == "resume" and isinstance(value, bool):
-                value = "true" if value else ""
+                similar = " or ".join(similar_keys(key, known))
+                hint = f"did you mean {similar}?" if similar else "docs/SETTINGS.md lists them all"
+                raise SettingsError(f"there is no setting {shown(key)}: {hint}")
+            if key == "resume" and str(value).lower() in ("true", "false"):
+                value = "true" if str(value).lower() == "true" else ""
             values[known[key].name] = _checked(key, value, known[key])
         settings = cls(**values)
         settings._check_combinations()
@@ -305,7 +413,101 @@ class Settings:
         """The largest number of versions, as Flower wants it."""
         return self.num_server_rounds or 2**31 - 1
 
+    @property
+    def is_resolved(self) -> bool:
+        """Whether no setting waits for the task's own value."""
+        return bool(self.lr and self.batch_size and self.evaluate_every)
+
+    def resolved(self, own: Mapping[str, Any]) -> Settings:
+        """Return the settings with a task's own values (or the paper's) where a 0 asks for them.
+
+        Parameters
+        ----------
+        own : Mapping[str, Any]
+            Values by their run-config keys; others than those in `PAPER_DEFAULTS` are ignored.
+        """
+        values = {key: own.get(key) or usual for key, usual in PAPER_DEFAULTS.items()}
+        names = {key.replace("-", "_"): value for key, value in values.items()}
+        return replace(self, **{k: v for k, v in names.items() if not getattr(self, k)})
+
+    def without_effect(self) -> list[str]:
+        """Return a sentence about every setting that was changed and changes nothing here."""
+        values, defaults = self.to_run_config(), Settings().to_run_config()
+        reasons = self._reasons_for_no_effect()
+        return [
+            f"{key} = {shown(values[key])} has no effect: {reason}"
+            for key, reason in reasons.items()
+            if values[key] != defaults[key]
+        ]
+
+    def _reasons_for_no_effect(self) -> dict[str, str]:
+        reasons: dict[str, str] = {}
+
+        def note(useless: bool, reason: str, *keys: str) -> None:
+            if useless:
+                reasons.update({key: reason for key in keys if key not in reasons})
+
+        for key, methods in READ_BY.items():
+            by_upload = key == "buffer-size" and self.lr_decay_per == "upload"
+            readers = ", ".join(methods)
+            note(
+                self.strategy not in methods and not by_upload,
+                f"strategy {self.strategy!r} does not read it ({readers} would)",
+                key,
+            )
+        note(
+            bool(self.task),
+            f"task {self.task!r} brings its own data",
+            *("dataset", "partition", "dirichlet-alpha", "test-fraction", "data-dir", "cache-dir"),
+        )
+        note(self.partition == "iid", "partition is 'iid'", "dirichlet-alpha")
+        note(
+            self.clock == "wall",
+            "response times are real with clock 'wall'",
+            *("latency", "latency-min", "latency-max", "latency-per", "virtual-days"),
+        )
+        note(self.clock == "virtual", "with clock 'virtual' all num-clients take part", "min-nodes")
+        note(self.latency == "constant", "latency is 'constant': latency-max", "latency-min")
+        note(self.max_in_flight > 0, "max-in-flight takes its place", "fraction-train")
+        note(self.evaluate_interval > 0, "evaluate-interval takes its place", "evaluate-every")
+        note(not self.thermometer, "thermometer is false", "queue-size", "gamma", "delta")
+        note(
+            self.strategy == "fedasync" and self.staleness != "polynomial",
+            f"staleness is {self.staleness!r}",
+            "staleness-exponent",
+        )
+        note(
+            self.staleness != "hinge",
+            f"staleness is {self.staleness!r}",
+            *("hinge-slope", "hinge-threshold"),
+        )
+        note(
+            not (self.max_update_norm or self.max_update_ratio),
+            "neither max-update-norm nor max-update-ratio is set",
+            "norm-action",
+        )
+        note(not self.audit_fraction, "audit-fraction is 0", "audit-tolerance")
+        return reasons
+
     def _check_combinations(self) -> None:
+        if self.task.partition(":")[0].partition(".")[0] in _OUR_PACKAGES:
+            package = self.task.partition(":")[0].partition(".")[0]
+            raise SettingsError(
+                f"task = {self.task!r}: {package!r} is a package of this repository; give a module "
+                "of your own another name (docs/OWN_TASK.md)"
+            )
+        if not self.task:
+            samples = _SAMPLES[self.dataset]
+            samples -= round(samples * self.test_fraction)
+            if self.num_clients > samples:
+                raise SettingsError(
+                    f"num-clients = {self.num_clients}: must be at most {samples}, the training "
+                    f"samples of dataset {self.dataset!r}"
+                )
+        if 0 < self.evaluate_interval < 0.1:
+            raise SettingsError(
+                f"evaluate-interval = {self.evaluate_interval!r}: must be 0 or at least 0.1"
+            )
         if self.latency_min > self.latency_max:
             raise SettingsError(
                 f"latency-min={self.latency_min} is above latency-max={self.latency_max}"
@@ -350,32 +552,54 @@ def describe_range(metadata: Mapping[str, Any]) -> str:
     """Return what a setting allows, in words."""
     if metadata["choices"]:
         return "one of " + ", ".join(repr(choice) for choice in metadata["choices"])
-    parts = [
-        f"at least {metadata['least']:g}" if metadata["least"] is not None else "",
-        f"above {metadata['above']:g}" if metadata["above"] is not None else "",
-        f"at most {metadata['most']:g}" if metadata["most"] is not None else "",
-    ]
-    return " and ".join(part for part in parts if part) or "any"
+    if metadata["form"]:
+        return str(metadata["form"][1])
+    allowed = range_text(**_bounds(metadata)) or "any"
+    return f"{allowed}, or 0 for {metadata['zero']}" if metadata["zero"] else allowed
+
+
+def similar_keys(key: str, known: Iterable[str]) -> list[str]:
+    """Return the one or two of the `known` keys that somebody who wrote `key` may have meant."""
+    names = {name.lower().replace("_", "-"): name for name in known}
+    names |= {word: names[name] for word, name in _SYNONYMS.items() if name in names}
+    plain = re.sub(r"[\s_.]+", "-", key.strip().lower())
+    close = [plain] if plain in names else difflib.get_close_matches(plain, names, 2, cutoff=0.7)
+    return list(dict.fromkeys(names[name] for name in close))
+
+
+def _bounds(metadata: Mapping[str, Any]) -> dict[str, float]:
+    limits = {name: metadata[name] for name in ("least", "above", "most")}
+    return {name: value for name, value in limits.items() if value is not None}
 
 
 def _checked(key: str, value: Any, item: Any) -> Any:
     """Return the value as the setting's type, if it is allowed."""
-    kind = type(item.default)
+    kind, metadata = type(item.default), item.metadata
+    allowed = describe_range(metadata)
     if kind is float and type(value) is int:
-        value = float(value)
+        try:
+            value = float(value)
+        except OverflowError:
+            value = math.inf if value > 0 else -math.inf
     if type(value) is not kind:
-        raise SettingsError(
-            f"{key}={value!r} is a {type(value).__name__}, but must be a {kind.__name__} "
-            f"({describe_range(item.metadata)})"
-        )
-    metadata = item.metadata
-    allowed = (
-        (metadata["choices"] is None or value in metadata["choices"])
-        and (kind is not float or math.isfinite(value))
-        and (metadata["least"] is None or value >= metadata["least"])
-        and (metadata["above"] is None or value > metadata["above"])
-        and (metadata["most"] is None or value <= metadata["most"])
-    )
-    if not allowed:
-        raise SettingsError(f"{key}={value!r} is not allowed: {describe_range(metadata)}")
+        word = _KINDS[kind] if allowed == "any" else f"{_KINDS[kind]}, {allowed}"
+        raise SettingsError(f"{key} = {shown(value)}: must be {word}")
+    if metadata["choices"] is not None and value not in metadata["choices"]:
+        close = difflib.get_close_matches(value, metadata["choices"], n=1)
+        hint = f" (did you mean {close[0]!r}?)" if close else ""
+        raise SettingsError(f"{key} = {shown(value)}: must be {allowed}{hint}")
+    if kind is str:
+        form = metadata["form"]
+        if form is not None and not re.fullmatch(form[0], value):
+            raise SettingsError(f"{key} = {shown(value)}: must be {allowed}")
+        if not value.isprintable():
+            raise SettingsError(f"{key} = {shown(value)}: must be printable text")
+    if kind in _LARGEST and not (metadata["zero"] and value == 0):
+        if not in_range(value, **_bounds(metadata)):
+            raise SettingsError(out_of_range(key, value, "" if allowed == "any" else allowed))
+        if metadata["most"] is None and value > _LARGEST[kind]:
+            raise SettingsError(out_of_range(key, value, f"at most {number_text(_LARGEST[kind])}"))
     return value
+
+
+_KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from simulation.environment import ConfigValue
-from simulation.errors import LaunchFailed
+from simulation.errors import Refused
 
 
 def default_run_config(app_dir: Path) -> dict[str, ConfigValue]:
@@ -17,18 +16,40 @@ def default_run_config(app_dir: Path) -> dict[str, ConfigValue]:
 
     Raises
     ------
-    LaunchFailed
+    Refused
         If there is no Flower app in this folder.
     """
+    return dict(_flatten(_app_table(app_dir).get("config", {})))
+
+
+def app_components(app_dir: Path) -> tuple[str, str]:
+    """Return where the app's ServerApp and ClientApp are, as ``module:attribute`` each.
+
+    Raises
+    ------
+    Refused
+        If there is no Flower app in this folder.
+    """
+    found = _app_table(app_dir).get("components", {})
+    try:
+        return str(found["serverapp"]), str(found["clientapp"])
+    except KeyError as error:
+        raise Refused(
+            f"{app_dir} is not the folder of a Flower app: [tool.flwr.app.components] in its"
+            f" pyproject.toml has no {error}."
+        ) from error
+
+
+def _app_table(app_dir: Path) -> dict[str, Any]:
     path = app_dir / "pyproject.toml"
     try:
-        app = tomllib.loads(path.read_text(encoding="utf-8"))["tool"]["flwr"]["app"]
-    except (OSError, KeyError, tomllib.TOMLDecodeError) as error:
-        raise LaunchFailed(
+        table = tomllib.loads(path.read_text(encoding="utf-8"))["tool"]["flwr"]["app"]
+    except (OSError, KeyError, ValueError) as error:
+        raise Refused(
             f"{app_dir} is not the folder of a Flower app: its pyproject.toml must have a"
             f" [tool.flwr.app] table ({type(error).__name__}: {error})."
         ) from error
-    return dict(_flatten(app.get("config", {})))
+    return dict(table)
 
 
 def _flatten(table: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, ConfigValue]]:
@@ -44,12 +65,15 @@ def check_keys(run_config: Iterable[str], defaults: Mapping[str, ConfigValue]) -
 
     Raises
     ------
-    LaunchFailed
+    Refused
         Names the unknown key and the known one it looks most like.
     """
     for key in run_config:
         if key in defaults:
             continue
-        similar = difflib.get_close_matches(key, defaults, n=1)
-        hint = f"did you mean '{similar[0]}'?" if similar else "see [tool.flwr.app.config]."
-        raise LaunchFailed(f"The app has no run-config key '{key}': {hint}")
+        # Not at the top: it loads Flower, for which nobody should wait who asks for --help.
+        from server_app.settings import similar_keys
+
+        similar = " or ".join(similar_keys(key, defaults))
+        hint = f"did you mean {similar}?" if similar else "see [tool.flwr.app.config]."
+        raise Refused(f"there is no setting {key!r}: {hint}")

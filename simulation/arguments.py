@@ -3,24 +3,36 @@
 from __future__ import annotations
 
 import argparse
+import math
 import tomllib
+from collections.abc import Callable
 
 from simulation.environment import ConfigValue
 
 
-def positive(text: str) -> int:
-    """Read a whole number above 0."""
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return number
+def whole_number(least: int, most: int) -> Callable[[str], int]:
+    """Return a function that reads a whole number in this range."""
+
+    def read(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError("must be a whole number") from None
+        if not least <= number <= most:
+            raise argparse.ArgumentTypeError(f"must be at least {least} and at most {most:,}")
+        return number
+
+    return read
 
 
-def at_least_zero(text: str) -> int:
-    """Read a whole number that is not negative."""
-    number = int(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError("must be at least 0")
+def share_of_gpus(text: str) -> float:
+    """Read a number of GPUs, which may be a fraction."""
+    try:
+        number = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError("must be a number") from None
+    if not 0 <= number <= 1024:
+        raise argparse.ArgumentTypeError("must be at least 0 and at most 1024")
     return number
 
 
@@ -45,12 +57,15 @@ def parse_value(text: str, default: ConfigValue | None = None) -> ConfigValue:
     """
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-    except (tomllib.TOMLDecodeError, KeyError):
+    except (ValueError, KeyError, RecursionError):  # not TOML, or thousands of digits or brackets
         return text
     if not isinstance(value, bool | int | float | str):
         return text
     if isinstance(default, str) and not isinstance(value, str):
         return text
     if isinstance(default, float) and type(value) is int:
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            return math.inf if value > 0 else -math.inf
     return value

@@ -11,21 +11,24 @@ from pathlib import Path
 from typing import Any
 
 from simulation.app_config import check_keys, default_run_config
-from simulation.arguments import at_least_zero, parse_value, positive, setting
+from simulation.arguments import parse_value, setting, share_of_gpus, whole_number
 from simulation.environment import ConfigValue
-from simulation.errors import RunFailed
+from simulation.errors import Refused, RunFailed
 from simulation.experiments.commands import add_list, add_report, add_reproduce
 from simulation.grpc_engine import run_on_processes
 from simulation.ray_engine import run_on_ray
 
 INTERRUPTED = 130
 """The exit code after Ctrl-C, as a shell would show it."""
+REFUSED = 2
+"""The exit code of a command that cannot be carried out, as argparse has it."""
 
 Subparsers = Any  # argparse's own type for this is private
 RunConfig = dict[str, ConfigValue]
 Engine = Callable[[argparse.Namespace, RunConfig, int], dict[str, Any]]
 
 _APP_DIR = Path(__file__).resolve().parents[1]
+_PATHS = {"run-dir", "data-dir", "cache-dir", "resume"}
 
 
 def _ray(arguments: argparse.Namespace, run_config: RunConfig, clients: int) -> dict[str, Any]:
@@ -42,9 +45,8 @@ def _ray(arguments: argparse.Namespace, run_config: RunConfig, clients: int) -> 
 
 
 def _local(arguments: argparse.Namespace, run_config: RunConfig, clients: int) -> dict[str, Any]:
-    if arguments.app != _APP_DIR:
-        raise RunFailed("The engine 'local' runs the app of this repository alone, without --app.")
     # Not at the top: it loads torch, for which nobody should wait who asks for --help.
+    from simulation.local_app import run_app_locally
     from simulation.local_engine import num_cores, run_locally
 
     here = arguments.train_here
@@ -52,7 +54,11 @@ def _local(arguments: argparse.Namespace, run_config: RunConfig, clients: int) -
     places = [f"{workers} worker process{'es' if workers > 1 else ''}"] if workers else []
     places += ["this process"] if here or not workers else []
     print(f"Simulating {clients} clients in {' and '.join(places)}.", flush=True)
-    return run_locally(run_config, workers=workers, train_here=here, stream=not arguments.quiet)
+    options: dict[str, Any] = {"workers": workers, "train_here": here}
+    options["stream"] = not arguments.quiet
+    if arguments.app == _APP_DIR:
+        return run_locally(run_config, **options)
+    return run_app_locally(arguments.app, run_config, num_clients=clients, **options)
 
 
 def _processes(
@@ -84,11 +90,14 @@ def add_run(subparsers: Subparsers) -> None:
         " it, which is faster and gives the same results (default: %(default)s)",
     )
     parser.add_argument(
-        "--clients", type=positive, metavar="N", help="how many clients (default: 50)"
+        "--clients",
+        type=whole_number(1, 1_000_000),
+        metavar="N",
+        help="how many clients (default: 50)",
     )
     parser.add_argument(
         "--workers",
-        type=at_least_zero,
+        type=whole_number(0, 1024),
         metavar="N",
         help="local: processes that train, 0 for none but the server's (default: all cores)",
     )
@@ -101,20 +110,20 @@ def add_run(subparsers: Subparsers) -> None:
     )
     parser.add_argument(
         "--cpus",
-        type=positive,
+        type=whole_number(1, 1024),
         metavar="N",
         help="ray: CPU cores for all clients: with 2, two train at a time (default: all cores)",
     )
     parser.add_argument(
         "--client-cpus",
-        type=positive,
+        type=whole_number(1, 1024),
         default=1,
         metavar="N",
         help="ray: CPU cores for one client (default: 1)",
     )
     parser.add_argument(
         "--client-gpus",
-        type=float,
+        type=share_of_gpus,
         default=0.0,
         metavar="X",
         help="ray: GPUs, or the part of one, for one client (default: 0)",
@@ -139,7 +148,7 @@ def add_deploy(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--nodes",
         dest="clients",
-        type=positive,
+        type=whole_number(1, 1000),
         metavar="N",
         help="how many SuperNodes (default: 4)",
     )
@@ -196,24 +205,40 @@ def build_run_config(
 
     Raises
     ------
-    RunFailed
+    Refused
         If a key is unknown, or the command line contradicts itself.
     """
     settings: RunConfig = {k: parse_value(v, defaults.get(k)) for k, v in arguments.settings}
+    check_keys(settings, defaults)
     for key, option in (("num-clients", arguments.clients), ("run-dir", arguments.run_dir)):
         if key in settings and option is not None and str(settings[key]) != str(option):
-            raise RunFailed(f"--set {key} contradicts the option for the same value.")
-    settings.setdefault("num-clients", arguments.clients or arguments.default_clients)
-    settings.setdefault("clock", arguments.clock)
-    run_dir = settings.get("run-dir") or arguments.run_dir
-    if not run_dir:
-        merged = {**defaults, **settings}
-        data = str(merged.get("task") or merged.get("dataset") or "").replace(":", ".")
-        parts = [f"{now:%Y%m%dT%H%M%SZ}", merged.get("strategy"), data]
-        run_dir = _unused(Path("runs") / "-".join(str(part) for part in parts if part))
-    settings["run-dir"] = str(Path(str(run_dir)).absolute())
-    check_keys(settings, defaults)
+            raise Refused(f"--set {key} contradicts the option for the same value.")
+    usual: RunConfig = {
+        "num-clients": arguments.clients or arguments.default_clients,
+        "clock": arguments.clock,
+    }
+    # An app of somebody else need not have these.
+    settings = {**{k: v for k, v in usual.items() if k in defaults}, **settings}
+    if "run-dir" in defaults:
+        run_dir = (
+            settings.get("run-dir") or arguments.run_dir or _new_run_dir(settings, defaults, now)
+        )
+        settings["run-dir"] = str(run_dir)
+    elif arguments.run_dir is not None:
+        raise Refused("--run-dir: this app has no setting 'run-dir'.")
+    # The ServerApp runs elsewhere, where a relative path means another folder.
+    for key in _PATHS & settings.keys():
+        text = str(settings[key])
+        if text and not (key == "resume" and text.lower() in ("true", "false")):
+            settings[key] = str(Path(text).absolute())
     return settings
+
+
+def _new_run_dir(settings: RunConfig, defaults: Mapping[str, ConfigValue], now: datetime) -> Path:
+    merged = {**defaults, **settings}
+    data = str(merged.get("task") or merged.get("dataset") or "").replace(":", ".")
+    parts = [f"{now:%Y%m%dT%H%M%SZ}", merged.get("strategy"), data]
+    return _unused(Path("runs") / "-".join(str(part) for part in parts if part))
 
 
 def _unused(path: Path) -> Path:
@@ -228,13 +253,28 @@ def _launch(arguments: argparse.Namespace, engine: Engine) -> int:
     arguments.app = arguments.app.resolve()
     defaults = default_run_config(arguments.app)
     run_config = build_run_config(arguments, defaults, datetime.now(UTC))
-    clients = run_config["num-clients"]
-    if not isinstance(clients, int):
-        raise RunFailed(f"num-clients must be a whole number, not {clients!r}.")
-    print(f"Results go to {run_config['run-dir']}", flush=True)
+    _check(arguments.app, run_config)
+    clients = run_config.get("num-clients", arguments.clients or arguments.default_clients)
+    if type(clients) is not int:
+        raise Refused(f"num-clients = {clients!r}: must be a whole number")
+    run_dir = run_config.get("run-dir")
+    if run_dir:
+        print(f"Results go to {run_dir}", flush=True)
     engine(arguments, run_config, clients)
-    print(f"Completed; the results are in {run_config['run-dir']}", flush=True)
+    print(f"Completed; the results are in {run_dir}" if run_dir else "Completed.", flush=True)
     return 0
+
+
+def _check(app: Path, run_config: RunConfig) -> None:
+    """Refuse what cannot run, and warn of what has no effect, before anything is started."""
+    # Not at the top: it loads Flower, for which nobody should wait who asks for --help.
+    from simulation.preflight import check_folder, check_launch
+
+    if app == _APP_DIR:
+        for warning in check_launch(run_config):
+            print(f"Warning: {warning}", file=sys.stderr, flush=True)
+    elif "run-dir" in run_config:
+        check_folder("run-dir", Path(str(run_config["run-dir"])))
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -253,7 +293,8 @@ def build_parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code.
 
-    0 means that the run completed, 1 that it failed, 130 that it was interrupted.
+    0 means that the run completed, 1 that it failed, 2 that it was refused before it started, 130
+    that it was interrupted.
     """
     parsed = build_parser().parse_args(arguments)
     try:
@@ -261,17 +302,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("Interrupted; everything that was started has ended.", file=sys.stderr)
         return INTERRUPTED
+    except Refused as refusal:
+        print(f"Error: {refusal}", file=sys.stderr)
+        return REFUSED
     except RunFailed as failure:
         # Whoever followed the log has seen its end already.
         shown = failure.reason if _was_streamed(parsed, failure) else str(failure)
         print(f"Error: {shown}", file=sys.stderr)
         return 1
-    except (ValueError, TypeError) as error:
-        print(f"Error: {error}", file=sys.stderr)
-        return 1
     except BrokenPipeError:
         # The reader of our output left. Python would complain about that once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (ValueError, TypeError, OSError) as error:
+        print(f"Error: {error}", file=sys.stderr)
         return 1
 
 

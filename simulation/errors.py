@@ -36,5 +36,9 @@ class LaunchFailed(RunFailed):
     """The engine did not come up, or refused the run, so that no run took place."""
 
 
+class Refused(LaunchFailed):
+    """What was asked for cannot be run; nothing was started."""
+
+
 class RunTimeout(RunFailed):
     """The caller's time limit passed while the run was still going on."""

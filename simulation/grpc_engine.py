@@ -255,7 +255,8 @@ def run_on_processes(
     app_dir : Path
         The folder with the app's pyproject.toml.
     run_config : Mapping[str, bool | int | float | str]
-        What to change of the app's default run config; ``run-dir`` must be an absolute path.
+        What to change of the app's default run config; ``run-dir`` must be an absolute path, if
+        the app has this setting.
     num_nodes : int
         How many SuperNodes to start.
     node_configs : Sequence[Mapping[str, bool | int | float | str]] | None (default: None)
@@ -268,7 +269,7 @@ def run_on_processes(
     Returns
     -------
     dict[str, Any]
-        The summary that the ServerApp wrote.
+        The summary that the ServerApp wrote; `{"status": "completed"}` for an app that writes none.
 
     Raises
     ------
@@ -282,7 +283,7 @@ def run_on_processes(
         app_dir,
         num_nodes=num_nodes,
         node_configs=node_configs,
-        log_dir=run_dir / LOG_FOLDER,
+        log_dir=None if run_dir is None else run_dir / LOG_FOLDER,
         flwr_home=flwr_home,
     ) as deployment:
         return deployment.run(run_config, stream=stream)

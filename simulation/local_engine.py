@@ -295,7 +295,7 @@ def run_locally(
         raise LaunchFailed(str(error)) from error
     if settings.run_dir:
         (Path(settings.run_dir) / STOP_REQUEST).unlink(missing_ok=True)
-    with _log_level(logging.INFO if stream else logging.WARNING), StopSignals() as signals:
+    with log_level(logging.INFO if stream else logging.WARNING), StopSignals() as signals:
         summary = _run(settings, workers, train_here, signals.requested)
     if summary["status"] != "completed":
         raise RunFailed(f"The run was {summary['status']}.", summary=summary)
@@ -322,7 +322,8 @@ def _run(
 
 
 @contextlib.contextmanager
-def _log_level(level: int) -> Iterator[None]:
+def log_level(level: int) -> Iterator[None]:
+    """Show no less important lines of the run's log, for as long as the ``with`` block runs."""
     before = log.level
     log.setLevel(max(level, before))
     try:

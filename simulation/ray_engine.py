@@ -29,7 +29,8 @@ def run_on_ray(
     app_dir : Path
         The folder with the app's pyproject.toml.
     run_config : Mapping[str, bool | int | float | str]
-        What to change of the app's default run config; ``run-dir`` must be an absolute path.
+        What to change of the app's default run config; ``run-dir`` must be an absolute path, if
+        the app has this setting.
     num_clients : int
         How many clients Flower simulates.
     num_cpus : int | None (default: None)
@@ -47,7 +48,7 @@ def run_on_ray(
     Returns
     -------
     dict[str, Any]
-        The summary that the ServerApp wrote.
+        The summary that the ServerApp wrote; `{"status": "completed"}` for an app that writes none.
 
     Raises
     ------
@@ -66,7 +67,9 @@ def run_on_ray(
     if num_cpus is not None:
         federation_config["init-args-num-cpus"] = num_cpus
     with running_superlink(
-        simulation=True, log_dir=run_dir / LOG_FOLDER, flwr_home=flwr_home
+        simulation=True,
+        log_dir=None if run_dir is None else run_dir / LOG_FOLDER,
+        flwr_home=flwr_home,
     ) as superlink:
         run = submit(superlink, app_dir, run_config, federation_config=federation_config)
         return run.wait(echo=print_line if stream else None)

@@ -22,6 +22,9 @@ STOP_REQUEST = "stop-requested"
 """A file of this name in the run directory asks the ServerApp to end in good order. Under the
 simulation engine the ServerApp is a thread and sees no signal, so that a file is the only way."""
 
+COMPLETED = "finished:completed"
+"""Flower's status of a run that ended well."""
+
 _REQUEST_SECONDS = 3.0
 _STOP_SECONDS = 3.0
 # A ServerApp that is told to end gets 5 seconds from Flower to save what it has. Once the run is
@@ -44,11 +47,13 @@ class Run:
     ----------
     run_id : str
         Flower's id of the run.
-    run_dir : Path
-        Where the ServerApp writes.
+    run_dir : Path | None
+        Where the ServerApp writes; None for an app that has no such setting.
     """
 
-    def __init__(self, superlink: SuperLink, run_id: str, run_dir: Path, before: object) -> None:
+    def __init__(
+        self, superlink: SuperLink, run_id: str, run_dir: Path | None, before: object
+    ) -> None:
         self.run_id = run_id
         self.run_dir = run_dir
         self._superlink = superlink
@@ -105,11 +110,12 @@ class Run:
 
     def stop(self, *, echo: Callable[[str], None] | None = None) -> None:
         """Stop the run, giving the ServerApp a moment to end in good order."""
-        request = self.run_dir / STOP_REQUEST
-        self.run_dir.mkdir(parents=True, exist_ok=True)
-        request.touch()
+        request = None if self.run_dir is None else self.run_dir / STOP_REQUEST
+        if request is not None:
+            request.parent.mkdir(parents=True, exist_ok=True)
+            request.touch()
         try:
-            if self._follow(echo, time.monotonic() + _REQUEST_SECONDS):
+            if request and self._follow(echo, time.monotonic() + _REQUEST_SECONDS):
                 return
             self._superlink.flwr("stop", self.run_id, self._superlink.connection)
             # The log ends at once now, but the ServerApp notices only at its next message or
@@ -122,7 +128,8 @@ class Run:
         finally:
             self._superlink.group.grace = _GRACE_AFTER_RUN
             # The next run in this directory must not find it.
-            request.unlink(missing_ok=True)
+            if request is not None:
+                request.unlink(missing_ok=True)
 
     def status(self) -> tuple[str, str]:
         """Return Flower's status of the run, such as ``finished:failed``, and its details."""
@@ -159,6 +166,8 @@ class Run:
 
     def _summary(self) -> dict[str, Any] | None:
         """Return the summary of this run, which is not one that an earlier run left here."""
+        if self.run_dir is None:
+            return None
         path = self.run_dir / SUMMARY
         if fingerprint(path) in (None, self._before):
             return None
@@ -190,8 +199,10 @@ class Run:
                 log_tail=self._superlink.process.tail(),
             )
         status, details = self._last_status
+        if status == COMPLETED:  # an app that leaves it to Flower to say so
+            return {"status": "completed"}
         raise RunFailed(
-            f"The run ended without a result (Flower's status: {status}"
+            f"The run did not complete (Flower's status: {status}"
             + (f", {details})." if details else ")."),
             log_tail=tail,
         )
@@ -213,7 +224,8 @@ def submit(
     app_dir : Path
         The folder with the app's pyproject.toml.
     run_config : Mapping[str, bool | int | float | str]
-        What to change of the app's default run config; ``run-dir`` must be an absolute path.
+        What to change of the app's default run config; ``run-dir`` must be an absolute path, if
+        the app has this setting.
     federation_config : Mapping[str, bool | int | float | str] | None (default: None)
         Options of the simulation engine.
 
@@ -223,8 +235,10 @@ def submit(
         If the run is refused.
     """
     run_dir = check_run_config(app_dir, run_config)
-    before = fingerprint(run_dir / SUMMARY)
-    (run_dir / STOP_REQUEST).unlink(missing_ok=True)
+    before = None
+    if run_dir is not None:
+        before = fingerprint(run_dir / SUMMARY)
+        (run_dir / STOP_REQUEST).unlink(missing_ok=True)
     arguments = ["--run-config", format_run_config(run_config)]
     if federation_config:
         arguments += ["--federation-config", format_run_config(federation_config)]
@@ -234,15 +248,18 @@ def submit(
     return Run(superlink, str(answer["run-id"]), run_dir, before)
 
 
-def check_run_config(app_dir: Path, run_config: Mapping[str, ConfigValue]) -> Path:
-    """Refuse a run config that cannot work, and return its run directory.
+def check_run_config(app_dir: Path, run_config: Mapping[str, ConfigValue]) -> Path | None:
+    """Refuse a run config that cannot work, and return its run directory, if the app has one.
 
     Raises
     ------
     LaunchFailed
         If a key is unknown to the app, or ``run-dir`` is not an absolute path.
     """
-    check_keys(run_config, default_run_config(app_dir))
+    defaults = default_run_config(app_dir)
+    check_keys(run_config, defaults)
+    if "run-dir" not in defaults:
+        return None
     run_dir = Path(str(run_config.get("run-dir", "")))
     if not run_dir.is_absolute():
         raise LaunchFailed(

@@ -15,6 +15,7 @@ _PARTITIONS = {
     " class frequencies (client-dirichlet)",
     "class-dirichlet": "each class over the clients by Dir(α) (class-dirichlet)",
     "iid": "evenly at random (iid)",
+    "own": "by the task itself",
 }
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from simulation.errors import RunFailed
+from simulation.errors import Refused
 from simulation.experiments import bodies, figures, grids, paper
 from simulation.experiments.cells import CONTROL, Cell
 from simulation.experiments.options import Options
@@ -217,11 +217,11 @@ def find_experiment(name: str) -> Experiment:
 
     Raises
     ------
-    RunFailed
+    Refused
         If there is none; the text says which there are.
     """
     if name in EXPERIMENTS:
         return EXPERIMENTS[name]
     similar = difflib.get_close_matches(name, EXPERIMENTS, n=1)
     hint = f"Did you mean {similar[0]}?" if similar else f"There are {', '.join(EXPERIMENTS)}."
-    raise RunFailed(f"There is no experiment {name!r}. {hint}")
+    raise Refused(f"There is no experiment {name!r}. {hint}")

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from server_app.settings import MAY_CHANGE, Settings
+from server_app.settings import MAY_CHANGE, PAPER_DEFAULTS, READ_BY, Settings
 from simulation.environment import ConfigValue
 
 Label = str | int | float
@@ -36,21 +36,12 @@ _LIMITS = {"num-server-rounds", "virtual-days", "time-limit", "target-accuracy"}
 WITHOUT_EFFECT = MAY_CHANGE - _LIMITS
 """Settings that say where and how a run is run, and change nothing in what comes out."""
 
-_READ_BY: dict[str, tuple[str, ...]] = {
-    "buffer-size": ("fedpsa", "fedbuff", "ca2fl", "fedfa"),
-    "server-lr": ("fedbuff", "ca2fl"),
-    "staleness-exponent": ("fedbuff", "fedasync"),
-    "memory": ("ca2fl",),
-    **dict.fromkeys(
-        ("queue-size", "gamma", "delta", "thermometer", "signal", "alignment-every"), ("fedpsa",)
-    ),
-    **dict.fromkeys(("sketch-dim", "sketch-kind", "sketch-seed"), ("fedpsa",)),
-    **dict.fromkeys(("calibration", "calibration-size", "calibration-seed"), ("fedpsa",)),
-    **dict.fromkeys(("calibration-transport", "audit-fraction", "audit-tolerance"), ("fedpsa",)),
-    **dict.fromkeys(("mixing", "staleness", "hinge-slope"), ("fedasync",)),
-    **dict.fromkeys(("hinge-threshold", "proximal"), ("fedasync",)),
-    **dict.fromkeys(("alignment", "head-lr", "head-epochs"), ("fedpac",)),
-}
+# What settings at their default were when the first cells were identified, where it has changed
+# since: finished runs keep their ids.
+_FIRST_DEFAULTS = PAPER_DEFAULTS
+
+OWN_SPLIT = "own split"
+"""The label `alpha` of an own task, which shares out its data itself."""
 
 
 @dataclass(frozen=True)
@@ -63,16 +54,30 @@ class Cell:
         Its place in the experiment: `method`, `dataset`, `alpha`, `seed` and whatever else varies.
         Two cells with other labels may be the same run.
     settings : Settings
-        What is run.
+        What is run, with nothing left to the task (see `server_app.task_defaults`).
+    source : str (default: "")
+        The hash of an own task's file, which is another task when it changes.
     """
 
     labels: Mapping[str, Label]
     settings: Settings
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.settings.is_resolved:
+            raise ValueError("a cell's settings must not be left to its task")
 
     @cached_property
     def id(self) -> str:
         """Equal for cells that have the same outcome, in every experiment."""
-        identity = {"format": _FORMAT, **decisive_settings(self.settings)}
+        values, usual = self.settings.to_run_config(), first_defaults()
+        keys = decisive_keys(self.settings)
+        # What is at its default is left out, so that a new setting, whose default changes nothing,
+        # does not make all finished runs strangers.
+        decisive = {key: values[key] for key in keys if values[key] != usual[key]}
+        identity = {"format": _FORMAT, **decisive}
+        if self.source:
+            identity["task-source"] = self.source
         text = json.dumps(identity, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -80,8 +85,8 @@ class Cell:
     def run_config(self) -> RunConfig:
         """The run config to launch it with; what the method does not read is left out."""
         values, defaults = self.settings.to_run_config(), Settings().to_run_config()
-        places = {key: values[key] for key in WITHOUT_EFFECT if values[key] != defaults[key]}
-        return {**decisive_settings(self.settings), **places}
+        keys = decisive_keys(self.settings) | WITHOUT_EFFECT
+        return {key: values[key] for key in values if key in keys and values[key] != defaults[key]}
 
     @property
     def name(self) -> str:
@@ -89,7 +94,9 @@ class Cell:
         usual = ("method", "dataset", "alpha", "seed")
         more = [str(value) for key, value in self.labels.items() if key not in usual]
         labels = self.labels
-        parts = [labels["method"], labels["dataset"], f"α {labels['alpha']:g}", *more]
+        alpha = labels["alpha"]
+        split = alpha if isinstance(alpha, str) else f"α {alpha:g}"
+        parts = [labels["method"], labels["dataset"], split, *more]
         return " · ".join(str(part) for part in [*parts, f"seed {labels['seed']}"])
 
 
@@ -102,17 +109,13 @@ def decisive_keys(settings: Settings) -> set[str]:
             return False
         if key == "buffer-size" and by_upload:  # the decay counts in units of it
             return True
-        return settings.strategy in _READ_BY.get(key, (settings.strategy,))
+        if key == "evaluate-every" and settings.evaluate_interval:
+            return False
+        return settings.strategy in READ_BY.get(key, (settings.strategy,))
 
     return {key for key in settings.to_run_config() if matters(key)}
 
 
-def decisive_settings(settings: Settings) -> RunConfig:
-    """Return the settings that decide the outcome of a run and differ from their default.
-
-    Those at their default are left out so that a new setting, whose default changes nothing, does
-    not make all finished runs strangers.
-    """
-    values, defaults = settings.to_run_config(), Settings().to_run_config()
-    keys = decisive_keys(settings)
-    return {key: values[key] for key in values if key in keys and values[key] != defaults[key]}
+def first_defaults() -> RunConfig:
+    """Return what a setting was in a run that says nothing about it."""
+    return {**Settings().to_run_config(), **_FIRST_DEFAULTS}

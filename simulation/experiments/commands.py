@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import re
 import shlex
 from functools import partial
@@ -10,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simulation.app_config import check_keys
-from simulation.arguments import parse_value, positive, setting
-from simulation.errors import RunFailed
+from simulation.arguments import parse_value, setting, whole_number
+from simulation.errors import Refused
 
 if TYPE_CHECKING:
     from simulation.experiments.catalogue import Experiment
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 Subparsers = Any  # argparse's own type for this is private
 
+_MOST_SEEDS = 1000
 DATASETS = ("digits", "mnist", "fmnist", "cifar10", "cifar100")
 
 
@@ -105,7 +107,8 @@ def _add_choices(parser: argparse.ArgumentParser) -> None:
         type=_names,
         default=("fmnist",),
         metavar="A,B",
-        help=f"what is learned, of {', '.join(DATASETS)} (default: fmnist)",
+        help=f"what is learned: {', '.join(DATASETS)}, or own tasks as module:object (default:"
+        " fmnist)",
     )
     parser.add_argument(
         "--alphas",
@@ -150,7 +153,7 @@ def _add_choices(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--jobs",
-        type=positive,
+        type=whole_number(1, 1024),
         metavar="N",
         help="runs side by side, one thread each (default: the number of cores; 1 on Ray)",
     )
@@ -288,14 +291,17 @@ def plan(experiment: Experiment, options: Options) -> list[Cell]:
 
     Raises
     ------
-    RunFailed
+    Refused
         If it has no use for an option, or nothing is left to run.
     """
     if options.methods is not None and not experiment.takes_methods:
-        raise RunFailed(f"{experiment.name} is about FedPSA: it has no use for --methods.")
-    cells = experiment.cells(options)
+        raise Refused(f"{experiment.name} is about FedPSA: it has no use for --methods.")
+    try:
+        cells = experiment.cells(options)
+    except ValueError as error:
+        raise Refused(str(error)) from error
     if not cells:
-        raise RunFailed(f"With these options {experiment.name} has nothing to run.")
+        raise Refused(f"With these options {experiment.name} has nothing to run.")
     return cells
 
 
@@ -324,7 +330,7 @@ def read_options(arguments: argparse.Namespace) -> Options:
 
     Raises
     ------
-    RunFailed
+    Refused
         For datasets, methods or settings that do not exist.
     """
     from server_app.settings import Settings
@@ -337,12 +343,11 @@ def read_options(arguments: argparse.Namespace) -> Options:
         methods = tuple(
             _one_of(known, name.lower(), "method", METHODS) for name in arguments.methods
         )
-    datasets = {name: name for name in DATASETS}
     defaults = Settings().to_run_config()
     extra = {key: parse_value(text, defaults.get(key)) for key, text in arguments.settings}
     check_keys(extra, defaults)
     return Options(
-        datasets=tuple(_one_of(datasets, name, "dataset", datasets) for name in arguments.datasets),
+        datasets=tuple(_dataset(name) for name in arguments.datasets),
         alphas=arguments.alphas,
         methods=methods,
         seeds=arguments.seeds,
@@ -354,8 +359,31 @@ def read_options(arguments: argparse.Namespace) -> Options:
 
 def _one_of(known: dict[str, str], name: str, what: str, names: Any) -> str:
     if name not in known:
-        raise RunFailed(f"There is no {what} {name!r}; there are {', '.join(names)}.")
+        raise Refused(f"There is no {what} {name!r}; there are {', '.join(names)}.")
     return known[name]
+
+
+def _dataset(name: str) -> str:
+    """Return the name of a dataset, or of an own task that exists.
+
+    Raises
+    ------
+    Refused
+        If it is neither.
+    """
+    if name in DATASETS:
+        return name
+    module = name.partition(":")[0]
+    try:
+        found = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        found = None
+    if found is None:
+        raise Refused(
+            f"There is no dataset {name!r}; there are {', '.join(DATASETS)}, and own tasks as"
+            f" module:object, but no module {module!r} is on PYTHONPATH."
+        )
+    return name
 
 
 def _jobs(arguments: argparse.Namespace, engine: str) -> int:
@@ -393,7 +421,10 @@ def _seeds(text: str) -> tuple[int, ...]:
     seeds: list[int] = []
     for part in _names(text):
         first, dash, last = part.partition("-")
-        seeds += range(int(first), int(last if dash else first) + 1)
+        found = range(int(first), int(last if dash else first) + 1)
+        if len(found[: _MOST_SEEDS + 1]) > _MOST_SEEDS:
+            raise argparse.ArgumentTypeError(f"{text!r} names more than {_MOST_SEEDS} seeds")
+        seeds += found
     if not seeds:
         raise argparse.ArgumentTypeError(f"{text!r} names no seed")
     return tuple(dict.fromkeys(seeds))

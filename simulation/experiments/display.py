@@ -155,11 +155,12 @@ class LiveDisplay:
             table.add_column(name, justify="left" if name in ("method", "dataset", "") else "right")
         for running in state.running:
             labels, watch = running.cell.labels, running.watch
+            alpha = labels["alpha"]
             usual = ("method", "dataset", "alpha", "seed")
             table.add_row(
                 str(labels["method"]),
                 str(labels["dataset"]),
-                f"{labels['alpha']:g}",
+                alpha if isinstance(alpha, str) else f"{alpha:g}",
                 str(labels["seed"]),
                 " ".join(str(value) for key, value in labels.items() if key not in usual),
                 f"{watch.day:.3f} / {watch.days:g}",

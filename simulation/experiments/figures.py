@@ -235,7 +235,7 @@ def draw_overhead(figure: Any, rows: Sequence[Row]) -> None:
         line[2].barh(names, [c["down"] or 0.0 for c in costs], left=up, color=colours, alpha=0.45)
         titles = ("client: training + sensitivity (ms)", "server (ms)", "bytes: up + down (kB)")
         for axes, title in zip(line, titles, strict=True):
-            axes.set_title(f"{markdown.DATASETS[str(dataset)]}, per upload\n{title}")
+            axes.set_title(f"{markdown.data_name(dataset)}, per upload\n{title}")
             axes.grid(axis="y", visible=False)
         line[0].invert_yaxis()
 

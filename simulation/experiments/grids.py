@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from itertools import product
 
-from simulation.experiments.cells import CONTROL, METHODS, Cell, Label, RunConfig
+from server_app.settings import DATASETS
+from simulation.experiments.cells import CONTROL, METHODS, OWN_SPLIT, Cell, Label, RunConfig
 from simulation.experiments.options import Options
 
 COMPARED = tuple(METHODS)
@@ -134,7 +136,7 @@ def _methods(
     chosen = methods if fixed or options.methods is None else options.methods
     for places in _places(options, alphas):
         for method in chosen:
-            if method == "FedPAC" and places["dataset"] in _WITHOUT_ENCODER:
+            if method == "FedPAC" and not _has_encoder(str(places["dataset"])):
                 continue
             yield options.cell(
                 {"method": method, **places, **(labels or {})},
@@ -142,7 +144,19 @@ def _methods(
             )
 
 
+@lru_cache
+def _has_encoder(dataset: str) -> bool:
+    if dataset in DATASETS:
+        return dataset not in _WITHOUT_ENCODER
+    from task.tasks import find_task  # not at the top: it loads torch
+
+    model = find_task(dataset).make_model(0)
+    return hasattr(model, "encoder") and hasattr(model, "head")
+
+
 def _places(options: Options, alphas: tuple[float, ...]) -> Iterator[dict[str, Label]]:
-    chosen = options.alphas or alphas
-    for dataset, alpha, seed in product(options.datasets, chosen, options.seeds):
-        yield {"dataset": dataset, "alpha": alpha, "seed": seed}
+    for dataset in options.datasets:
+        own: tuple[Label, ...] = (OWN_SPLIT,)
+        chosen = (options.alphas or alphas) if dataset in DATASETS else own
+        for alpha, seed in product(chosen, options.seeds):
+            yield {"dataset": dataset, "alpha": alpha, "seed": seed}

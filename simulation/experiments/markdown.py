@@ -43,6 +43,16 @@ def estimate(value: Estimate, decimals: int = 2, *, sign: bool = False) -> str:
     return mean if deviation is None else f"{mean} ± {number(deviation, decimals)}"
 
 
+def data_name(dataset: Label) -> str:
+    """Return the name of a dataset, or of an own task."""
+    return DATASETS.get(str(dataset), str(dataset))
+
+
+def split(alpha: Label) -> str:
+    """Return how data is split, as a heading."""
+    return alpha if isinstance(alpha, str) else f"α = {alpha:g}"
+
+
 def place(dataset: Label, alpha: Label) -> str:
     """Return a dataset and a partition as a heading."""
-    return f"{DATASETS[str(dataset)]}, α = {alpha:g}"
+    return f"{data_name(dataset)}, {split(alpha)}"

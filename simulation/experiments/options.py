@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
 
 from server_app.progress import DAY
-from server_app.settings import Settings
+from server_app.settings import DATASETS, Settings
+from server_app.task_defaults import resolve
 from simulation.environment import ConfigValue
 from simulation.experiments.cells import Cell, Label, RunConfig
 
@@ -23,7 +27,7 @@ class Options:
     Parameters
     ----------
     datasets : tuple[str, ...] (default: ("fmnist",))
-        What is learned.
+        What is learned: datasets, or own tasks as ``module`` or ``module:object``.
     alphas : tuple[float, ...] | None (default: None)
         Concentrations of the Dirichlet partition; None: the experiment's own.
     methods : tuple[str, ...] | None (default: None)
@@ -62,16 +66,21 @@ class Options:
             If a setting is not allowed, or one that the experiment varies was set for all runs.
         """
         seed = labels["seed"]
+        own_task = labels["dataset"] not in DATASETS
+        place: RunConfig = (
+            {"task": labels["dataset"]}
+            if own_task
+            else {"dataset": labels["dataset"], "dirichlet-alpha": labels["alpha"]}
+        )
         varied: RunConfig = {
-            "dataset": labels["dataset"],
-            "dirichlet-alpha": labels["alpha"],
+            **place,
             "seed": seed,
             "virtual-days": self.days,
             "lr-decay-per": self.lr_decay_per,
             "clock": "virtual",
             **run_config,
         }
-        if both := sorted((varied.keys() | _PLACES) & self.extra.keys()):
+        if both := sorted((varied.keys() | _PLACES | {"dataset", "task"}) & self.extra.keys()):
             raise ValueError(
                 f"{', '.join(both)} cannot be set for all runs: the experiment, or an option of its"
                 " own, decides it"
@@ -83,4 +92,13 @@ class Options:
             "sketch-seed": seed,
             "calibration-seed": seed,
         }
-        return Cell(labels, Settings.from_run_config({**usual, **self.extra, **varied}))
+        settings = resolve(Settings.from_run_config({**usual, **self.extra, **varied}))
+        return Cell(labels, settings, task_source(settings.task) if own_task else "")
+
+
+def task_source(reference: str) -> str:
+    """Return the hash of the file of an own task's module; empty if it has none."""
+    found = find_spec(reference.partition(":")[0])
+    if found is None or not found.origin or not Path(found.origin).is_file():
+        return ""
+    return hashlib.sha256(Path(found.origin).read_bytes()).hexdigest()[:12]

@@ -61,7 +61,8 @@ def correlation(kind: str, name: str) -> float | None:
 
 
 def _alpha(labels: Mapping[str, Label]) -> str:
-    return str(float(labels["alpha"]))
+    alpha = labels["alpha"]
+    return alpha if isinstance(alpha, str) else str(float(alpha))
 
 
 def _find(table: str, *keys: Label) -> float | None:

@@ -282,7 +282,7 @@ def _scale(cell: Cell) -> dict[str, Any]:
     return {
         "days": settings.virtual_days,
         "clients": settings.num_clients,
-        "partition": settings.partition,
+        "partition": "own" if settings.task else settings.partition,
         "concurrency": settings.max_in_flight or settings.fraction_train,
         "times": f"{settings.latency} {settings.latency_min}-{settings.latency_max}",
         "lr_decay_per": settings.lr_decay_per,

@@ -14,7 +14,7 @@ from typing import Any
 
 from server_app.settings import Settings
 from simulation.environment import ConfigValue
-from simulation.experiments.cells import Cell, decisive_keys
+from simulation.experiments.cells import Cell, decisive_keys, first_defaults
 from simulation.experiments.files import write_atomically
 
 Summary = dict[str, Any]
@@ -97,13 +97,13 @@ class CellStore:
         for cell in {cell.id: cell for cell in cells}.values():
             rate = (self.finished(cell) or {}).get("uploads_per_second")
             if rate:
-                found[cell.settings.dataset].append(rate)
+                found[cell.settings.data_name].append(rate)
         return dict(found)
 
 
 def _is_of(cell: Cell, recorded: Mapping[str, ConfigValue]) -> bool:
     """Whether a run with these settings is the cell's; an id does not notice changed defaults."""
-    wanted, defaults = cell.settings.to_run_config(), Settings().to_run_config()
+    wanted, defaults = cell.settings.to_run_config(), first_defaults()
     return all(
         recorded.get(key, defaults[key]) == wanted[key] for key in decisive_keys(cell.settings)
     )
@@ -115,7 +115,8 @@ def _changed(cell: Cell, path: Path) -> bool:
         before = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, tomllib.TOMLDecodeError):
         return True
-    return bool(Settings.from_run_config(cell.run_config).changed_since(before))
+    now = Settings.from_run_config(cell.run_config)
+    return bool(now.resolved(before).changed_since(before))
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:

@@ -13,7 +13,6 @@ from simulation.experiments.paper import Lookup
 from simulation.experiments.rows import FAILED, Row
 
 _COLUMN_TITLES = {
-    "alpha": "α = {:g}",
     "times": "{}",
     "concurrency": "concurrency {:g}",
     "size": "{} samples",
@@ -69,13 +68,15 @@ class Pivot:
     def block_title(self, rows: Sequence[Row]) -> str:
         """Return what the tables of a block have in common."""
         labels = rows[0].labels
-        parts = [markdown.DATASETS[str(labels["dataset"])]]
+        parts = [markdown.data_name(labels["dataset"])]
         if "alpha" in self.block:
-            parts.append(f"α = {labels['alpha']:g}")
+            parts.append(markdown.split(labels["alpha"]))
         return ", ".join(parts)
 
     def column_title(self, value: Label) -> str:
         """Return the heading of a column."""
+        if self.column == "alpha":
+            return markdown.split(value)
         return _COLUMN_TITLES[self.column].format(value)
 
     def row_names(self, rows: Sequence[Row]) -> list[str]:

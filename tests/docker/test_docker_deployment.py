@@ -322,7 +322,7 @@ def test_a_run_that_cannot_work_ends_with_an_error(finished):
         *("run", "--rm", "--no-deps", "-T", "run"), check=False, RUN_CONFIG="lr=-1", RUN_NAME="bad"
     )
     assert done.returncode == 1
-    assert "lr=-1.0 is not allowed" in done.stdout
+    assert "lr = -1.0: must be above 0" in done.stdout
     assert finished.summary("bad")["status"] == "failed"
 
 

@@ -245,7 +245,7 @@ def test_run_config_changes_single_values_in_their_types():
 @pytest.mark.parametrize(
     ("changes", "name", "text"),
     [
-        ("learning-rate=1", "", "no run-config key 'learning-rate'"),
+        ("learning-rate=1", "", "there is no setting 'learning-rate': did you mean lr?"),
         ("lr", "", "key=value"),
         ("", "../elsewhere", "plain folder name"),
         ("", "..", "plain folder name"),

@@ -10,24 +10,21 @@ HERE = (
     "make install-dev",
     "make run",
     "make deploy-local",
-    ".venv/bin/python -m simulation run --set strategy=fedbuff --set virtual-days=0.1"
-    " --set lr=0.1 --set batch-size=16",
+    ".venv/bin/python -m simulation run --set strategy=fedbuff --set virtual-days=0.1",
     ".venv/bin/python -m simulation run --clients 20 --set strategy=fedbuff"
-    " --set dirichlet-alpha=0.1 --set latency=long-tail --set lr=0.1 --set virtual-days=0.1",
-    ".venv/bin/python -m simulation run --engine local --set lr=0.1 --set batch-size=16"
-    " --set virtual-days=0.1",
+    " --set dirichlet-alpha=0.1 --set latency=long-tail --set virtual-days=0.1",
+    ".venv/bin/python -m simulation run --engine local --set virtual-days=0.1",
     ".venv/bin/python -m simulation run --engine local --workers 0 --set local-epochs=1"
     " --set num-server-rounds=40 --set evaluate-every=1000",
-    ".venv/bin/python -m simulation run --engine local --set strategy=ca2fl"
-    " --set virtual-days=0.1 --set lr=0.1 --set batch-size=16",
+    ".venv/bin/python -m simulation run --engine local --set strategy=ca2fl --set virtual-days=0.1",
     'PYTHONPATH="$PWD" .venv/bin/python -m simulation run --clients 10 --set task=my_task'
-    " --set lr=0.1 --set virtual-days=0.1",
+    " --set virtual-days=0.1",
     "flwr run . --stream"
     ' --federation-config "num-supernodes=50 client-resources-num-cpus=1"'
-    " --run-config \"dataset='digits' dirichlet-alpha=0.1 lr=0.1 batch-size=16 virtual-days=0.1\"",
+    " --run-config \"dataset='digits' dirichlet-alpha=0.1 virtual-days=0.1\"",
     '.venv/bin/pip install -e ".[tensorboard]"',
-    ".venv/bin/python -m simulation run --engine local --set tensorboard=true --set lr=0.1"
-    " --set batch-size=16 --set virtual-days=0.05",
+    ".venv/bin/python -m simulation run --engine local --set tensorboard=true"
+    " --set virtual-days=0.05",
     ".venv/bin/python -m simulation list",
     ".venv/bin/python -m simulation list --datasets cifar10 --seeds 0 --days 1 --jobs 8",
 )
@@ -42,7 +39,7 @@ SCALED = (
     ".venv/bin/python -m simulation reproduce figure-curves --days 1 --jobs 2",
     ".venv/bin/python -m simulation reproduce table-accuracy --lr-decay-per upload",
     ".venv/bin/python -m simulation reproduce table-accuracy --datasets digits --alphas 0.1,0.5"
-    " --days 0.25 --set lr=0.1 --set batch-size=16 --out results/digits",
+    " --days 0.25 --out results/digits",
 )
 AFTER_SCALED = (".venv/bin/python -m simulation report",)
 

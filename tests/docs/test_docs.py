@@ -69,7 +69,6 @@ def test_the_example_of_an_own_task_learns(tmp_path, monkeypatch, caplog):
         "task": "my_task",
         "run-dir": str(tmp_path / "run"),
         "num-clients": 10,
-        "lr": 0.1,
         "virtual-days": 0.0,
         "num-server-rounds": 12,
         "queue-size": 20,

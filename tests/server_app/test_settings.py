@@ -1,11 +1,15 @@
+import math
 import tomllib
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from fedpsa_strategy import FedAsync
 from server_app.build import make_probe, make_task
-from server_app.settings import Settings, SettingsError, key_of
+from server_app.settings import PAPER_DEFAULTS, Settings, SettingsError, key_of
 
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 
@@ -23,8 +27,12 @@ def test_pyproject_holds_every_setting_with_its_default_and_a_comment():
 def test_the_defaults_are_the_papers():
     settings = Settings()
     assert (settings.num_clients, settings.fraction_train) == (50, 0.2)
-    assert (settings.lr, settings.lr_decay, settings.lr_decay_per) == (0.01, 0.999, "version")
-    assert (settings.local_epochs, settings.batch_size) == (5, 64)
+    assert (settings.lr_decay, settings.lr_decay_per, settings.local_epochs) == (
+        0.999,
+        "version",
+        5,
+    )
+    assert PAPER_DEFAULTS == {"lr": 0.01, "batch-size": 64, "evaluate-every": 10}
     assert (settings.latency, settings.latency_min, settings.latency_max) == ("uniform", 10, 500)
     assert (settings.latency_per, settings.virtual_days) == ("client", 10.0)
     assert (settings.buffer_size, settings.queue_size) == (5, 50)
@@ -42,16 +50,34 @@ def test_round_trip():
 @pytest.mark.parametrize(
     ("config", "parts"),
     [
-        ({"strategy": "sgd"}, ["strategy='sgd'", "'fedpsa'"]),
-        ({"num-clients": 0}, ["num-clients=0", "at least 1"]),
-        ({"num-clients": 2.5}, ["num-clients=2.5", "int"]),
-        ({"lr": "fast"}, ["lr='fast'", "float", "above 0"]),
-        ({"lr": float("nan")}, ["lr=nan"]),
-        ({"lr": 0.0}, ["lr=0.0", "above 0"]),
-        ({"thermometer": 1}, ["thermometer=1", "bool"]),
-        ({"seed": True}, ["seed=True", "int"]),
-        ({"test-fraction": 0.9}, ["test-fraction=0.9", "at most 0.5"]),
-        ({"no-such-key": 1}, ["no-such-key", "dirichlet-alpha"]),
+        ({"strategy": "sgd"}, ["strategy = 'sgd': must be one of 'fedpsa', "]),
+        ({"strategy": "fedspa"}, ["did you mean 'fedpsa'?"]),
+        ({"num-clients": 0}, ["num-clients = 0: must be at least 1 and at most 1,000,000"]),
+        ({"num-clients": 2.5}, ["num-clients = 2.5: must be a whole number, at least 1"]),
+        ({"num-clients": 1618}, ["num-clients = 1618: must be at most 1617", "'digits'"]),
+        ({"lr": "fast"}, ["lr = 'fast': must be a number, above 0"]),
+        ({"lr": float("nan")}, ["lr = nan: must be a finite number above 0"]),
+        ({"lr": -1}, ["lr = -1.0: must be above 0"]),
+        ({"lr": 10**400}, ["lr = inf: must be a finite number above 0"]),
+        ({"lr": 1e300}, ["lr = 1e+300: must be at most 1,000,000,000"]),
+        ({"local-epochs": 2**31}, ["local-epochs = 2147483648: must be at most 2,147,483,647"]),
+        ({"batch-size": -1}, ["batch-size = -1: must be at least 1, or 0 for the task's own"]),
+        ({"thermometer": 1}, ["thermometer = 1: must be true or false"]),
+        ({"seed": True}, ["seed = True: must be a whole number"]),
+        ({"seed": 10**5000}, ["seed = a number of thousands of digits: must be at least 0"]),
+        ({"test-fraction": 0.9}, ["test-fraction = 0.9: must be above 0 and at most 0.5"]),
+        ({"device": "gpu"}, ["device = 'gpu': must be auto, cpu, cuda or cuda:N"]),
+        ({"data-dir": "a\0b"}, ["data-dir = 'a\\x00b': must be printable text"]),
+        ({"evaluate-interval": 1e-300}, ["evaluate-interval = 1e-300: must be 0 or at least 0.1"]),
+        ({"task": "my task"}, ["task = 'my task': must be module or module:object"]),
+        ({"task": "task"}, ["task = 'task': 'task' is a package of this repository"]),
+        ({"task": "server_app.app:app"}, ["'server_app' is a package of this repository"]),
+        ({"no-such-key": 1}, ["there is no setting 'no-such-key'", "docs/SETTINGS.md"]),
+        ({"learning-rate": 1}, ["there is no setting 'learning-rate': did you mean lr?"]),
+        ({"lerning-rate": 1}, ["did you mean lr?"]),
+        ({"batch_size": 1}, ["did you mean batch-size?"]),
+        ({"BatchSize": 1}, ["did you mean batch-size"]),
+        ({"Epochs": 1}, ["did you mean local-epochs?"]),
         ({"latency-min": 600}, ["latency-min=600", "latency-max=500"]),
         ({"gamma": 0.0, "delta": 0.0}, ["gamma=0", "delta=0"]),
         ({"max-in-flight": 51}, ["max-in-flight=51", "num-clients=50"]),
@@ -66,6 +92,70 @@ def test_impossible_settings_are_refused_with_key_value_and_what_is_allowed(conf
         Settings.from_run_config(config)
     for part in parts:
         assert part in str(error.value)
+
+
+@given(st.data())
+@settings(max_examples=300, deadline=None)
+def test_any_value_is_a_setting_or_refused_in_one_short_sentence(data):
+    item = data.draw(st.sampled_from(fields(Settings)))
+    numbers = st.integers() | st.floats() | st.sampled_from([10**400, -(10**400), 2**63])
+    value = data.draw(numbers | st.booleans() | st.text() | st.none() | st.lists(st.integers()))
+    key = key_of(item.name)
+    sentence = ""
+    try:
+        found = Settings.from_run_config({key: value}).to_run_config()[key]
+    except SettingsError as error:
+        sentence = str(error)
+    if sentence:
+        assert key in sentence
+        assert sentence.isprintable()
+        assert len(sentence) < 300
+    else:
+        assert type(found) is type(item.default)
+        assert not isinstance(found, int | float) or math.isfinite(found)
+
+
+@pytest.mark.parametrize("text", ["false", "False", False])
+def test_a_run_is_not_resumed_from_a_folder_called_false(text):
+    assert Settings.from_run_config({"resume": text}).resume == ""
+
+
+@pytest.mark.parametrize(
+    ("config", "part"),
+    [
+        (
+            {"mixing": 0.3},
+            "mixing = 0.3 has no effect: strategy 'fedpsa' does not read it (fedasync",
+        ),
+        ({"strategy": "fedavg", "buffer-size": 7}, "buffer-size = 7 has no effect"),
+        ({"task": "mine", "dirichlet-alpha": 0.1}, "task 'mine' brings its own data"),
+        ({"partition": "iid", "dirichlet-alpha": 0.1}, "partition is 'iid'"),
+        ({"clock": "wall", "time-limit": 1.0, "latency": "long-tail"}, "clock 'wall'"),
+        ({"min-nodes": 3}, "min-nodes = 3 has no effect"),
+        ({"max-in-flight": 3, "fraction-train": 0.5}, "max-in-flight takes its place"),
+        ({"evaluate-interval": 5.0, "evaluate-every": 3}, "evaluate-interval takes its place"),
+        ({"thermometer": False, "gamma": 3.0}, "thermometer is false"),
+        ({"strategy": "fedasync", "hinge-slope": 3.0}, "staleness is 'polynomial'"),
+        ({"norm-action": "clip"}, "neither max-update-norm nor max-update-ratio"),
+        ({"audit-tolerance": 0.1}, "audit-fraction is 0"),
+    ],
+)
+def test_a_setting_without_effect_is_named(config, part):
+    (sentence,) = Settings.from_run_config(config).without_effect()
+    assert part in sentence
+
+
+def test_settings_with_an_effect_are_not_warned_of():
+    assert Settings().without_effect() == []
+    config = {"strategy": "fedavg", "buffer-size": 7, "lr-decay-per": "upload"}
+    assert Settings.from_run_config(config).without_effect() == []
+
+
+def test_the_library_refuses_in_the_same_words():
+    with pytest.raises(ValueError, match=r"^mixing = -1\.0: must be above 0 and at most 1$"):
+        FedAsync(mixing=-1.0)
+    with pytest.raises(SettingsError, match=r"^mixing = -1\.0: must be above 0 and at most 1$"):
+        Settings.from_run_config({"mixing": -1.0})
 
 
 @pytest.mark.parametrize("calibration", ["gaussian", "real"])

@@ -66,8 +66,11 @@ def test_the_buffer_matters_where_the_decay_counts_in_units_of_it() -> None:
 
 def test_an_id_is_what_it_was_when_finished_runs_were_made() -> None:
     """If this fails, all finished runs become strangers: is that meant? See `_FORMAT`."""
-    assert cell().id == "71f401a42f05"
-    assert cell(CONTROL).id == "93bf34562e05"
+    assert cell(lr=0.01, batch_size=64).id == "71f401a42f05"
+    assert cell(CONTROL, lr=0.01, batch_size=64).id == "93bf34562e05"
+    assert cell(lr=0.01).id != cell().id
+    # Not looked at where tests are made by the clock.
+    assert cell(evaluate_every=3).id == cell().id
 
 
 def test_a_cell_is_launched_with_what_matters_to_it() -> None:
@@ -76,6 +79,7 @@ def test_a_cell_is_launched_with_what_matters_to_it() -> None:
         "strategy": "fedbuff",
         "seed": 3,
         "lr": 0.1,
+        "batch-size": 16,
         "virtual-days": 1.0,
         "evaluate-interval": 2160.0,
         "data-dir": "/elsewhere",
@@ -158,9 +162,13 @@ def test_options_narrow_an_experiment() -> None:
     [
         (["table-accuracy", "--methods", "fedsgd"], "no method 'fedsgd'; there are FedPSA"),
         (["table-accuracy", "--datasets", "imagenet"], "no dataset 'imagenet'"),
+        (["table-accuracy", "--datasets", "no.such:task"], "no module 'no.such'"),
+        (["table-accuracy", "--datasets", "task"], "'task' is a package of this repository"),
+        (["table-accuracy", "--datasets", "json"], "lacks the functions"),
+        (["table-accuracy", "--set", "task=json"], "task cannot be set for all runs"),
         (["table-acuracy"], "Did you mean table-accuracy?"),
-        (["table-accuracy", "--set", "lrr=1"], "did you mean 'lr'"),
-        (["table-accuracy", "--set", "lr=0"], "lr=0.0"),
+        (["table-accuracy", "--set", "lrr=1"], "did you mean lr?"),
+        (["table-accuracy", "--set", "lr=-1"], "lr = -1.0: must be above 0"),
         (["figure-kappa", "--methods", "FedPSA"], "no use for --methods"),
         (["table-accuracy", "--methods", "FedPAC"], "nothing to run"),
     ],
@@ -169,7 +177,7 @@ def test_what_cannot_be_run_is_refused_with_a_reason(
     arguments: list[str], text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     places = ["--cells", str(tmp_path / "cells"), "--out", str(tmp_path / "out")]
-    assert cli.main(["reproduce", *arguments, *places]) == 1
+    assert cli.main(["reproduce", *arguments, *places]) == 2
     assert text in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
@@ -270,7 +278,7 @@ def leave_half(store: CellStore, made: Cell, **changed: Any) -> None:
     (path / "checkpoints").mkdir(parents=True)
     (path / "checkpoints" / "checkpoint-1.ckpt").write_bytes(b"x")
     (path / "events.jsonl").write_text("{}\n")
-    config = Settings.from_run_config(made.run_config).to_run_config() | changed
+    config = made.settings.to_run_config() | changed
     (path / "config.toml").write_text(tomli_w.dumps(config))
 
 

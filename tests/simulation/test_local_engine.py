@@ -651,7 +651,7 @@ def test_ctrl_c_ends_the_run_and_its_workers(tmp_path: Path, marked: Alive) -> N
 def test_what_cannot_run_is_said_in_one_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(LaunchFailed, match=r"lr=-1\.0 is not allowed"):
+    with pytest.raises(LaunchFailed, match=r"lr = -1\.0: must be above 0"):
         run_locally({"lr": -1.0}, workers=0)
     (tmp_path / "events.jsonl").touch()
     with pytest.raises(RunFailed, match=r"The run failed: FileExistsError: .* already holds a run"):
@@ -662,11 +662,3 @@ def test_what_cannot_run_is_said_in_one_sentence(
     with pytest.raises(SystemExit):
         cli.main([*local, "--workers", "-1"])
     assert "must be at least 0" in capsys.readouterr().err
-
-
-def test_the_local_engine_refuses_another_app(
-    tiny_app: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = ["--engine", "local", "--app", str(tiny_app), "--run-dir", str(tmp_path)]
-    assert cli.main(["run", *arguments]) == 1
-    assert "runs the app of this repository alone" in capsys.readouterr().err

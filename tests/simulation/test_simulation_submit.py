@@ -214,7 +214,7 @@ def test_ctrl_c_stops_the_run(
 def test_runs_that_cannot_work_are_refused_before_anything_starts(
     superlink: FakeSuperLink, tiny_app: Path, run_dir: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(LaunchFailed, match=r"no run-config key 'modee': did you mean 'mode'\?"):
+    with pytest.raises(LaunchFailed, match=r"no setting 'modee': did you mean mode\?"):
         start(superlink, tiny_app, run_dir, modee="once")
     with pytest.raises(LaunchFailed, match="absolute path"):
         start(superlink, tiny_app, Path("runs"))
