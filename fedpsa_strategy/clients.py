@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -13,6 +13,8 @@ from fedpsa_strategy.seeds import derive
 # So many blind draws before all eligible clients are listed: almost never needed unless almost
 # everybody is busy, and then the list is short work anyway.
 _BLIND_DRAWS = 32
+
+_FEWEST_SIZES = 3  # from which on there is a median
 
 
 @dataclass
@@ -47,6 +49,7 @@ class Clients:
         self._by_node: dict[int, Client] = {}
         self._by_partition: defaultdict[int, list[Client]] = defaultdict(list)
         self._online: list[int] = []  # indices
+        self._sizes: list[float] = []  # num_examples of those who told, in order
         self.num_busy = 0
         self.waiting: set[int] = set()  # clients whose upload is in the buffer
 
@@ -97,6 +100,25 @@ class Clients:
         self._by_node[client.node_id] = client
         if client.partition is not None:
             self._by_partition[client.partition].append(client)
+
+        if client.num_examples is not None:
+            insort(self._sizes, client.num_examples)
+
+    def set_num_examples(self, client: Client, num_examples: float) -> None:
+        """Note how much data a client has."""
+        if num_examples == client.num_examples:
+            return
+        if client.num_examples is not None:
+            del self._sizes[bisect_left(self._sizes, client.num_examples)]
+        client.num_examples = num_examples
+        insort(self._sizes, num_examples)
+
+    @property
+    def median_num_examples(self) -> float | None:
+        """The median of what clients have told of their data; None if too few have."""
+        if len(self._sizes) < _FEWEST_SIZES:
+            return None
+        return self._sizes[(len(self._sizes) - 1) // 2]
 
     def _returning(self, node_id: int, partition: int | None) -> Client | None:
         """Return the offline client with this partition, under its new node id."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -12,11 +13,13 @@ from numpy.typing import NDArray
 
 from fedpsa_strategy.checks import check_range
 from fedpsa_strategy.errors import DivergedError, ForgeryError, InvalidReplyError
+from fedpsa_strategy.plausible import check_sketch_length, is_suspicious
 from fedpsa_strategy.replies import TrainReply
 from fedpsa_strategy.rules.base import Vector
 from fedpsa_strategy.rules.fedpsa import FedPSARule
 from fedpsa_strategy.seeds import uniform
 from fedpsa_strategy.strategy import AsyncStrategy, Task
+from fedpsa_strategy.text import shown_names
 
 CALIBRATION_KEY = "calibration"
 
@@ -89,6 +92,7 @@ class FedPSA(AsyncStrategy):
         """Set up a new run; refuses an unusable sketch_fn before the first message."""
         super().begin(arrays, node_ids)
         self._equipped.clear()
+        self._first_norm = self.model_norm(0)
         _ = self._rule.global_sketch
 
     def prepare(self) -> None:
@@ -125,22 +129,39 @@ class FedPSA(AsyncStrategy):
         """Recompute the sketch of a seeded choice of uploads: κ must not rest on a lie."""
         # What is refused for its norm is not worth an audit; what is clipped is audited as it came.
         checked = super().inspect(task, reply)
+        # Against the first model, not the current one, which such updates may have inflated.
+        if is_suspicious(math.sqrt(checked.squared_norm), self._first_norm):
+            self._try_out(task, checked)
         fraction = self.audit_fraction
         if fraction > 0 and uniform(self.seed, "audit", task.sequence) < fraction:
             self._audit(task, reply)
         return checked
 
-    def _audit(self, task: Task, reply: TrainReply) -> None:
+    def _try_out(self, task: Task, reply: TrainReply) -> None:
+        """Refuse an update after which a model has no finite sketch: it would end the run."""
         state = self.state
-        model = state.models[task.version][0] + reply.delta
-        expected = np.asarray(self.sketch_fn(state.layout.write(model, reply.integers)))
-        claimed = np.asarray(reply.metrics["sketch"])
-        error = float(np.linalg.norm(claimed - expected))
-        scale = max(float(np.linalg.norm(expected)), float(np.linalg.norm(claimed)))
-        if not error <= self.audit_tolerance * scale:
+        for version in {task.version, state.version}:
+            if not np.isfinite(self._sketch_after(version, reply)).all():
+                norm = math.sqrt(reply.squared_norm)
+                raise InvalidReplyError(
+                    f"with the update, of norm {norm:.4g}, the sketch of version {version} is not "
+                    "finite"
+                )
+
+    def _sketch_after(self, version: int, reply: TrainReply) -> NDArray[np.float64]:
+        """Return the sketch of a version with an update added."""
+        state = self.state
+        model = state.models[version][0] + reply.delta
+        arrays = state.layout.write(model, reply.integers)
+        return np.asarray(self.sketch_fn(arrays), np.float64)
+
+    def _audit(self, task: Task, reply: TrainReply) -> None:
+        expected = self._sketch_after(task.version, reply)
+        error = relative_error(np.asarray(reply.metrics["sketch"], np.float64), expected)
+        if not error <= self.audit_tolerance:
             raise ForgeryError(
                 f"the sketch is not that of the model that was sent: it differs by "
-                f"{error / scale:.2g} of its length, allowed is {self.audit_tolerance:g}"
+                f"{error:.2g} of its length, allowed is {self.audit_tolerance:g}"
             )
 
     def _take(self, task: Task, reply: TrainReply) -> None:
@@ -157,6 +178,7 @@ class FedPSA(AsyncStrategy):
             raise InvalidReplyError(
                 f"metrics['sketch'] is {found}, need a list of {length} numbers"
             )
+        check_sketch_length(sketch, self._rule.global_sketch)
         return checked
 
     def _sketch_model(self, model: Vector) -> NDArray[np.float64]:  # noqa: ARG002
@@ -169,6 +191,34 @@ class FedPSA(AsyncStrategy):
         if not np.isfinite(sketch).all():
             raise DivergedError(
                 f"the sketch of version {state.version} is not finite: training diverged "
-                "(a lower lr may help)"
+                f"(a lower lr may help); {_suspect(state.arrays)}"
             )
         return sketch
+
+
+def relative_error(claimed: NDArray[np.float64], expected: NDArray[np.float64]) -> float:
+    """Return ||claimed - expected|| relative to the longer of both, at most 2.
+
+    Whatever the vectors hold, nothing overflows: they are scaled before they are subtracted. What
+    is not finite is infinitely far from everything.
+    """
+    if not (np.isfinite(claimed).all() and np.isfinite(expected).all()):
+        return math.inf
+    scale = max(float(np.abs(claimed).max()), float(np.abs(expected).max()))
+    if scale == 0:
+        return 0.0
+    a, b = claimed / scale, expected / scale
+    return float(np.linalg.norm(a - b)) / max(float(np.linalg.norm(a)), float(np.linalg.norm(b)))
+
+
+def _suspect(arrays: ArrayRecord) -> str:
+    """Return which arrays of a model hold NaN or Inf, or if none does, the largest number."""
+    largest = {
+        key: float(np.abs(array.numpy()).max(initial=0.0))
+        for key, array in arrays.items()
+        if np.dtype(array.dtype).kind == "f"
+    }
+    if names := [key for key, value in largest.items() if not math.isfinite(value)]:
+        return f"not finite are {shown_names(names)}"
+    key = max(largest, key=largest.__getitem__)
+    return f"all arrays are finite, the largest number is {largest[key]:.4g} in {key!r}"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from io import BytesIO
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from flwr.app import Array, ArrayRecord
@@ -20,12 +20,10 @@ from numpy.typing import NDArray
 
 from fedpsa_strategy.errors import InvalidReplyError
 from fedpsa_strategy.rules.base import Vector
+from fedpsa_strategy.text import shown, shown_names
 from fedpsa_strategy.update_dtype import decode, wire_dtype
 
 Integers = Mapping[str, NDArray[Any]]
-
-# An .npy header is some 128 bytes; more than this much beyond the data is no honest array.
-_MAX_HEADER = 4096
 
 _NUMPY = Array(np.empty(0)).stype  # Flower's name for NumPy's format
 
@@ -54,6 +52,8 @@ class Layout:
         Length of the vector.
     num_trainable : int
         d: how many of its entries, the first ones, are trainable parameters.
+    largest_norm : float
+        The largest norm of a model whose number formats hold all its values and their squares' sum.
     """
 
     def __init__(self, arrays: ArrayRecord, trainable: Iterable[str] | None = None) -> None:
@@ -72,6 +72,10 @@ class Layout:
         if not first:
             raise ValueError("there are no trainable float arrays in initial_arrays")
         self.dtype = np.result_type(np.float32, *(dtypes[key] for key in floats))
+        self.largest_norm = min(
+            math.sqrt(np.finfo(self.dtype).max),
+            *(float(np.finfo(dtypes[key]).max) for key in first),
+        )
 
         spans: dict[str, slice] = {}
         end = 0
@@ -102,6 +106,13 @@ class Layout:
         """Return the part of a vector that is the float array `key`, in its shape."""
         return vector[self._span(key)].reshape(self._entries[key].shape)
 
+    def key_at(self, position: int) -> str:
+        """Return which float array an entry of the vector belongs to."""
+        for key, entry in self._entries.items():
+            if entry.span is not None and entry.span.start <= position < entry.span.stop:
+                return key
+        raise IndexError(f"position {position} of a vector of {self.size}")
+
     def _span(self, key: str) -> slice:
         span = self._entries[key].span
         if span is None:
@@ -126,8 +137,8 @@ class Layout:
             When keys, shapes or dtypes differ from the model's, or the bytes are no such array.
         """
         if arrays.keys() != self._entries.keys():
-            missing = sorted(self._entries.keys() - arrays.keys())
-            extra = sorted(arrays.keys() - self._entries.keys())
+            missing = shown_names(self._entries.keys() - arrays.keys())
+            extra = shown_names(arrays.keys() - self._entries.keys())
             raise InvalidReplyError(f"arrays have wrong keys: missing {missing}, unknown {extra}")
         vector = np.empty(self.size, dtype=self.dtype)
         integers: dict[str, NDArray[Any]] = {}
@@ -166,18 +177,22 @@ class _Form(NamedTuple):
     dtype_name: str
     num_bytes: int  # without the header
     header: bytes  # how NumPy's format begins for an array in C order
+    fortran_header: bytes  # and for a transposed one, which NumPy writes in the order it lies in
 
 
 @lru_cache(maxsize=4096)
 def _form(dtype: np.dtype[Any], shape: tuple[int, ...]) -> _Form:
-    stream = BytesIO()
-    description = {
-        "descr": np.lib.format.dtype_to_descr(dtype),
-        "fortran_order": False,
-        "shape": shape,
-    }
-    np.lib.format.write_array_header_1_0(stream, description)
-    return _Form(str(dtype), math.prod(shape) * dtype.itemsize, stream.getvalue())
+    headers = []
+    for fortran_order in (False, True):
+        stream = BytesIO()
+        description = {
+            "descr": np.lib.format.dtype_to_descr(dtype),
+            "fortran_order": fortran_order,
+            "shape": shape,
+        }
+        np.lib.format.write_array_header_1_0(stream, description)
+        headers.append(stream.getvalue())
+    return _Form(str(dtype), math.prod(shape) * dtype.itemsize, *headers)
 
 
 def read_array(
@@ -185,32 +200,28 @@ def read_array(
 ) -> NDArray[Any]:
     """Return a read-only view of an array's bytes, checked against what it must be.
 
+    Nothing here tries to understand a header that somebody else wrote. What the array must be is
+    known, so its bytes must begin as NumPy begins such an array, and have that length.
+
     Raises
     ------
     InvalidReplyError
         When it is something else; `name` is what the text calls it.
     """
     if tuple(array.shape) != shape:
-        raise InvalidReplyError(f"{name} has shape {tuple(array.shape)}, not {shape}")
-    dtype_name, num_bytes, usual = _form(dtype, shape)
-    if array.dtype != dtype_name:
-        raise InvalidReplyError(f"{name} has dtype {array.dtype}, not {dtype}")
-    # Sizes first: a forged header must not make us allocate what it claims.
-    if not num_bytes < len(array.data) <= num_bytes + _MAX_HEADER:
-        raise InvalidReplyError(f"{name} has {len(array.data)} bytes for {num_bytes} bytes of data")
-    # Nearly always it begins as NumPy would begin it here, and there is nothing to parse.
-    if len(array.data) == len(usual) + num_bytes and array.data.startswith(usual):
-        return np.frombuffer(array.data, dtype=dtype, offset=len(usual)).reshape(shape)
-    try:
-        stream = BytesIO(array.data[: len(array.data) - num_bytes])
-        header = {
-            (1, 0): np.lib.format.read_array_header_1_0,
-            (2, 0): np.lib.format.read_array_header_2_0,
-        }[np.lib.format.read_magic(stream)](stream)
-    except (ValueError, KeyError) as error:
-        raise InvalidReplyError(f"{name} is not in NumPy's format: {error}") from None
-    found_shape, fortran_order, found_dtype = header
-    if found_shape != shape or found_dtype != dtype:
-        raise InvalidReplyError(f"{name} holds {found_dtype}{found_shape}, not {dtype}{shape}")
-    values = np.frombuffer(array.data, dtype=dtype, offset=stream.tell())
-    return values.reshape(shape, order="F" if fortran_order else "C")
+        raise InvalidReplyError(f"{name} has shape {shown(tuple(array.shape))}, not {shape}")
+    form = _form(dtype, shape)
+    if array.dtype != form.dtype_name:
+        raise InvalidReplyError(f"{name} has dtype {shown(array.dtype)}, not {dtype}")
+    orders: tuple[tuple[bytes, Literal["C", "F"]], ...] = (
+        (form.header, "C"),
+        (form.fortran_header, "F"),
+    )
+    for header, order in orders:
+        if len(array.data) == len(header) + form.num_bytes and array.data.startswith(header):
+            values: NDArray[Any] = np.frombuffer(array.data, dtype=dtype, offset=len(header))
+            return values.reshape(shape, order=order)
+    raise InvalidReplyError(
+        f"{name} is not in NumPy's format: its {len(array.data)} bytes must be the header that "
+        f"NumPy 1.26 or newer writes for {dtype}{shape}, and {form.num_bytes} bytes of data"
+    )

@@ -14,9 +14,16 @@ from numpy.typing import NDArray
 from fedpsa_strategy.errors import InvalidReplyError
 from fedpsa_strategy.layout import Integers, Layout
 from fedpsa_strategy.rules.base import Vector
+from fedpsa_strategy.text import MAX_REASON, shown, shown_names
 
 _NORM_BLOCK = 8192
-_MAX_REASON = 500
+_MAX_ERROR = 500
+
+# What of a client's metrics is kept, in events and checkpoints, has a bound: no honest reply comes
+# near it. A list may be a sketch, so it may be longer than all else.
+_MAX_METRICS = 256
+_MAX_NAME = 128
+_MAX_LIST = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -54,7 +61,10 @@ def read_train_reply(
     norm = squared_norm(delta[: layout.num_trainable])
     if not math.isfinite(norm + squared_norm(delta[layout.num_trainable :])):
         hint = " (float16 ends at 65504: try bfloat16)" if update_dtype == "float16" else ""
-        raise InvalidReplyError(f"arrays contain NaN, Inf or numbers too large to square{hint}")
+        name = layout.key_at(_first_too_large(delta))
+        raise InvalidReplyError(
+            f"arrays contain NaN, Inf or numbers too large to square, first in {name!r}{hint}"
+        )
     # After the arrays: if those are not finite, the metrics made from them are not to blame.
     metrics = _metrics(content)
     num_examples = metrics.get(weight_key)
@@ -122,11 +132,18 @@ def squared_norm(vector: Vector) -> float:
         return math.nan
 
 
+def _first_too_large(vector: Vector) -> int:
+    """Return where the first number stands whose square is not finite; 0 if only their sum is."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return int(np.argmin(np.isfinite(vector * vector)))
+
+
 def error_text(reply: Message) -> str:
     """Return what an error reply says, on one line of bounded length."""
     text = " ".join((reply.error.reason or f"error code {reply.error.code}").split())
     # The cause stands at the end of a traceback.
-    return text if len(text) <= _MAX_REASON else "... " + text[-_MAX_REASON:]
+    text = text if len(text) <= _MAX_ERROR else "... " + text[-_MAX_ERROR:]
+    return shown(text, MAX_REASON)
 
 
 def _content(reply: Message) -> RecordDict:
@@ -140,7 +157,7 @@ def _content(reply: Message) -> RecordDict:
 def _record(content: RecordDict, key: str, kind: type[Any]) -> Any:
     record = content.get(key)
     if not isinstance(record, kind):
-        found = {name: type(value).__name__ for name, value in content.items()}
+        found = shown_names(f"{type(value).__name__} {name}" for name, value in content.items())
         raise InvalidReplyError(f"the reply lacks {kind.__name__} {key!r}; it has {found}")
     return record
 
@@ -149,8 +166,27 @@ def _metrics(content: RecordDict) -> MetricRecord:
     records = [record for record in content.values() if isinstance(record, MetricRecord)]
     if len(records) != 1:
         raise InvalidReplyError(f"the reply has {len(records)} MetricRecords, need exactly one")
-    for name, value in records[0].items():
+    metrics = records[0]
+    if len(metrics) > _MAX_METRICS:
+        raise InvalidReplyError(f"the reply has {len(metrics)} metrics, at most {_MAX_METRICS}")
+    for name, value in metrics.items():
+        if len(name) > _MAX_NAME or not name.isprintable():
+            raise InvalidReplyError(
+                f"a metric is called '{shown(name)}': names have at most {_MAX_NAME} characters, "
+                "all of them printable"
+            )
         values = value if isinstance(value, list) else [value]
-        if not all(map(math.isfinite, values)):
+        if len(values) > _MAX_LIST:
+            raise InvalidReplyError(
+                f"metrics[{name!r}] has {len(values)} numbers, at most {_MAX_LIST}"
+            )
+        if not all(map(_is_finite, values)):
             raise InvalidReplyError(f"metrics[{name!r}] is not finite")
-    return records[0]
+    return metrics
+
+
+def _is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer beyond all floats
+        return False

@@ -37,7 +37,7 @@ def take_snapshot(strategy: AsyncStrategy) -> dict[str, Any]:
             for version, (vector, integers) in state.models.items()
         ],
         "integers": dict(state.integers),
-        "norms": list(strategy.norm_guard.norms),
+        "norms": strategy.norm_guard.state,
         # Also those that are just being sent: whether they arrived, nobody knows.
         "tasks": [
             asdict(task)

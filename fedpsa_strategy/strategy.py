@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -31,20 +32,25 @@ from fedpsa_strategy.layout import Integers, Layout
 from fedpsa_strategy.loop import AsyncLoop
 from fedpsa_strategy.metrics import weighted_mean
 from fedpsa_strategy.norm_guard import NormGuard
+from fedpsa_strategy.plausible import check_num_examples, check_step
 from fedpsa_strategy.replies import (
     TrainReply,
     count_bytes,
     read_metrics_reply,
     read_train_reply,
+    squared_norm,
 )
 from fedpsa_strategy.rules.base import Rule, Update, Vector
 from fedpsa_strategy.seeds import MAX_SEED, derive
+from fedpsa_strategy.text import MAX_REASON, shown
 from fedpsa_strategy.update_dtype import UPDATE_DTYPE_KEY, check_update_dtype
 
 log = logging.getLogger("flwr")
 
 MetricsAggregator = Callable[[list[RecordDict], str], MetricRecord]
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
+
+_MOST_REASONS = 64  # different ones that are counted: clients may write what they like
 
 
 @dataclass
@@ -76,10 +82,17 @@ class RunState:
     in_flight: dict[str, Task] = field(default_factory=dict)  # by message id
     prepared: dict[int, tuple[Task, Message]] = field(default_factory=dict)  # by node id
     models: dict[int, tuple[Vector, Integers]] = field(default_factory=dict)  # versions in use
+    norms: dict[int, float] = field(default_factory=dict)  # of these, as far as they were needed
     tasks_of: Counter[int] = field(default_factory=Counter)  # tasks on their way, by version
     reasons: Counter[str] = field(default_factory=Counter)
     round_metrics: list[RecordDict] = field(default_factory=list)
     version_metrics: MetricRecord | None = None
+
+    def count_reason(self, reason: str) -> None:
+        """Count a reason for a rejection; of too many different ones, the rarest is forgotten."""
+        self.reasons[reason] += 1
+        if len(self.reasons) > _MOST_REASONS:
+            del self.reasons[min(self.reasons, key=self.reasons.__getitem__)]
 
 
 class AsyncStrategy(Strategy):
@@ -392,6 +405,7 @@ class AsyncStrategy(Strategy):
                 )
                 continue
             try:
+                _check_sender(task, reply)
                 self._take(task, self.inspect(task, self.read_reply(reply)))
             except InvalidReplyError as error:
                 self.reject(task, str(error), quarantine=isinstance(error, ForgeryError))
@@ -446,7 +460,9 @@ class AsyncStrategy(Strategy):
                 contents.append(read_metrics_reply(reply))
             except InvalidReplyError as error:
                 log.warning(
-                    "Evaluation of version %d: a reply is left out: %s", server_round, error
+                    "Evaluation of version %d: a reply is left out: %s",
+                    server_round,
+                    shown(error, MAX_REASON),
                 )
         return self.evaluate_metrics_aggr_fn(contents, self.weighted_by_key) if contents else None
 
@@ -555,9 +571,33 @@ class AsyncStrategy(Strategy):
             update_dtype=self.update_dtype,
         )
 
-    def inspect(self, task: Task, reply: TrainReply) -> TrainReply:  # noqa: ARG002
+    def inspect(self, task: Task, reply: TrainReply) -> TrainReply:
         """Look at a well-formed update before it counts; raises InvalidReplyError."""
-        return self.norm_guard.check(reply)
+        state = self.state
+        model_norm = self.model_norm(state.version)
+        check_step(
+            math.sqrt(reply.squared_norm),
+            self.model_norm(task.version),
+            model_norm,
+            state.layout.largest_norm,
+        )
+        check_num_examples(
+            self.weighted_by_key,
+            reply.num_examples,
+            state.clients[task.client].num_examples,
+            state.clients.median_num_examples,
+        )
+        return self.norm_guard.check(
+            reply, client=task.client, model_norm=model_norm, num_clients=len(state.clients)
+        )
+
+    def model_norm(self, version: int) -> float:
+        """Return ||w|| of a version that is in use, over its trainable parameters."""
+        state = self.state
+        if version not in state.norms:
+            trainable = state.models[version][0][: state.layout.num_trainable]
+            state.norms[version] = math.sqrt(squared_norm(trainable))
+        return state.norms[version]
 
     def prepare(self) -> None:
         """Do what the next reply will need, while there is none: called before a run waits.
@@ -608,10 +648,11 @@ class AsyncStrategy(Strategy):
             Leave the node out at once, not only after several failures.
         """
         state = self.state
+        reason = shown(reason, MAX_REASON)
         client = self._free(task)
         state.rejected += 1
         state.rejected_in_a_row += 1
-        state.reasons[reason] += 1
+        state.count_reason(reason)
         client.failures = max(client.failures + 1, self.max_failures if quarantine else 0)
         event = Rejected(
             time=self.clock.now,
@@ -669,6 +710,7 @@ class AsyncStrategy(Strategy):
         state = self.state
         for version in state.models.keys() - state.tasks_of.keys() - {state.version}:
             del state.models[version]
+            state.norms.pop(version, None)
 
     def _take(self, task: Task, reply: TrainReply) -> None:
         """Give an accepted update to the rule, and take over the new model if it makes one."""
@@ -685,16 +727,20 @@ class AsyncStrategy(Strategy):
             extra=reply.extra,
         )
         model = self.rule.add(update)
-        self.norm_guard.record(reply)
         client = self._free(task)
         client.failures = 0
-        client.num_examples = reply.num_examples
+        state.clients.set_num_examples(client, reply.num_examples)
         state.rejected_in_a_row = 0
         state.uploads += 1
         state.integers = reply.integers
         state.clients.waiting.add(task.client)
         scalars = _scalars(reply.metrics)
         state.round_metrics.append(RecordDict({"metrics": scalars}))
+        report = self.rule.report
+        # First the new version, if there is one, then the events: whoever listens must find a rule
+        # and a state that agree.
+        if model is not None:
+            self._set_version(model)
         self.emit(
             Uploaded(
                 time=self.clock.now,
@@ -707,11 +753,11 @@ class AsyncStrategy(Strategy):
                 squared_norm=update.squared_norm,
                 num_bytes=reply.num_bytes,
                 metrics=dict(scalars.items()),
-                report=self.rule.report,
+                report=report,
             )
         )
         if model is not None:
-            self._new_version(model)
+            self._tell_version()
         self._end_round()
 
     def _end_round(self) -> None:
@@ -719,19 +765,23 @@ class AsyncStrategy(Strategy):
         if self.rule.synchronous and self.state.clients.num_busy == 0:
             model = self.rule.finish_round()
             if model is not None:
-                self._new_version(model)
+                self._set_version(model)
+                self._tell_version()
 
-    def _new_version(self, model: Vector) -> None:
+    def _set_version(self, model: Vector) -> None:
         state = self.state
         state.version += 1
-        state.version_metrics = self.train_metrics_aggr_fn(
-            state.round_metrics, self.weighted_by_key
-        )
-        state.round_metrics = []
         state.models[state.version] = (model, state.integers)
         state.arrays = state.layout.write(model, state.integers)
         state.clients.waiting.clear()
         self._forget_models()
+        state.version_metrics = self.train_metrics_aggr_fn(
+            state.round_metrics, self.weighted_by_key
+        )
+        state.round_metrics = []
+
+    def _tell_version(self) -> None:
+        state = self.state
         self.emit(
             Aggregated(
                 time=self.clock.now,
@@ -740,6 +790,13 @@ class AsyncStrategy(Strategy):
                 report=self.rule.version_report,
             )
         )
+
+
+def _check_sender(task: Task, reply: Message) -> None:
+    """Refuse an update that another node made; errors may be Flower's own, for a node that died."""
+    sender = reply.metadata.src_node_id
+    if not reply.has_error() and sender != task.node_id:
+        raise InvalidReplyError(f"the reply comes from node {sender}, not from node {task.node_id}")
 
 
 def _scalars(metrics: MetricRecord) -> MetricRecord:

@@ -329,7 +329,7 @@ class Settings:
 
     max_update_norm: float = _setting(0.0, "largest norm of an update; 0: no such limit", least=0)
     max_update_ratio: float = _setting(
-        0.0, "largest multiple of the recent updates' median norm; 0: no such limit", least=0
+        0.0, "largest multiple of the clients' median norm; 0: no such limit", least=0
     )
     norm_action: str = _setting(
         "reject", "what happens to larger updates", choices=("reject", "clip")

@@ -64,7 +64,10 @@ class Thermometer:
 
     def _mean(self) -> float:
         # fsum: exact, so the value does not depend on which queue slot holds which norm.
-        return math.fsum(self.queue) / len(self.queue)
+        try:
+            return math.fsum(self.queue) / len(self.queue)
+        except OverflowError:  # the sum is beyond all floats, the mean is not
+            return math.fsum(norm / len(self.queue) for norm in self.queue)
 
 
 class FedPSARule(Rule):

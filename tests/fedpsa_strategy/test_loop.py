@@ -1,5 +1,6 @@
 """The loop against a scripted grid: who is busy, what is stale, what is refused, when it ends."""
 
+import itertools
 import math
 import re
 
@@ -188,6 +189,18 @@ def test_sampling_is_uniform():
 
 # --- Bad input ---------------------------------------------------------------------------------
 
+
+def with_array(array: Array) -> RecordDict:
+    return RecordDict({"arrays": ArrayRecord({"w": array}), "metrics": update()["metrics"]})
+
+
+def with_metrics(**more) -> RecordDict:
+    reply = update()
+    for name, value in more.items():
+        reply["metrics"][name] = value
+    return reply
+
+
 BAD_REPLIES = {
     "error": (lambda: Error(code=2, reason="it broke: out of memory"), "out of memory"),
     "no arrays": (lambda: RecordDict({"metrics": update()["metrics"]}), "lacks ArrayRecord"),
@@ -203,7 +216,7 @@ BAD_REPLIES = {
     ),
     "wrong shape": (lambda: update([1.0, 2.0, 3.0]), "shape \\(3,\\), not \\(2,\\)"),
     "wrong dtype": (lambda: update(dtype=np.float64), "dtype float64, not float32"),
-    "nan": (lambda: update([math.nan, 0.0]), "NaN, Inf"),
+    "nan": (lambda: update([math.nan, 0.0]), "NaN, Inf.* first in 'w'"),
     "inf": (lambda: update([0.0, -math.inf]), "NaN, Inf"),
     "both infinities": (lambda: update([math.inf, -math.inf]), "NaN, Inf"),
     "no examples": (lambda: update(num_examples=0), "num-examples"),
@@ -229,14 +242,49 @@ BAD_REPLIES = {
         ),
         "NumPy's format",
     ),
-    "short bytes": (
+    "short bytes": (lambda: with_array(Array("float32", (2,), "numpy.ndarray", b"")), " 0 bytes"),
+    "a byte too many": (
+        lambda: with_array(
+            Array("float32", (2,), "numpy.ndarray", Array(np.zeros(2, np.float32)).data + b"\0")
+        ),
+        "NumPy's format",
+    ),
+    "open bracket in a header": (
+        lambda: with_array(
+            Array("float32", (2,), "numpy.ndarray", b"\x93NUMPY\x01\x00\x0b\x00{'descr': (")
+        ),
+        "NumPy's format",
+    ),
+    "huge update": (lambda: update([1e17, 1e17]), "norm 1.414e\\+17 is above .*e\\+06"),
+    "huge amount of data": (lambda: update(num_examples=1e300), "num-examples.*above 1000"),
+    "huge sketch": (lambda: update(sketch=[1e155, 0.0]), "sketch.*length 1e\\+155"),
+    "huge sketch beyond floats": (lambda: update(sketch=[1.7e308, 1.7e308]), "sketch.*length inf"),
+    "integer beyond floats": (lambda: with_metrics(big=10**400), "big.*not finite"),
+    "many metrics": (
+        lambda: with_metrics(**{f"m{i}": 0.5 for i in range(100_000)}),
+        "100003 metrics, at most 256",
+    ),
+    "long metric name": (lambda: with_metrics(**{"x" * 10**6: 1.0}), "at most 128 characters"),
+    "metric name with an escape code": (
+        lambda: with_metrics(**{"\x1b[2J\n": 1.0}),
+        r"\\x1b\[2J\\n",
+    ),
+    "long metric": (lambda: with_metrics(long=[1.0] * 10**6), "1000000 numbers, at most 65536"),
+    "long array names": (
         lambda: RecordDict(
             {
-                "arrays": ArrayRecord({"w": Array("float32", (2,), "numpy.ndarray", b"")}),
+                "arrays": ArrayRecord(
+                    {f"{i}\n" * 10**5: Array(np.zeros(2, np.float32)) for i in range(9)}
+                ),
                 "metrics": update()["metrics"],
             }
         ),
-        "0 bytes for 8 bytes",
+        "and 4 more",
+    ),
+    "long record names": (lambda: RecordDict({"\n" * 10**6: MetricRecord()}), "lacks ArrayRecord"),
+    "forged line in an error": (
+        lambda: Error(code=2, reason="!" * 10**6 + "oops\n2026 INFO \x1b[32mall is well"),
+        "client error: ",
     ),
 }
 
@@ -265,11 +313,47 @@ def test_a_bad_reply_is_refused_and_never_touches_the_model(name):
     assert all(event.client == bad for event in rejections)
 
     assert all(re.search(reason, event.reason) for event in rejections)
+    assert all(event.reason.isprintable() and len(event.reason) <= 1000 for event in rejections)
     assert bad not in {event.client for event in recorder.of("upload")}
     # Twenty good updates of 1 in ten versions of two, equally weighted: the model is exactly 10.
     assert result.arrays["w"].numpy().tolist() == [10.0, 10.0]
     assert recorder.of("quarantine")[0].client == bad
     assert len(rejections) < len(recorder.of("dispatch"))
+
+
+def test_a_reply_that_comes_from_another_node_is_refused():
+    class Mixed(ScriptedGrid):
+        def pull_messages(self, message_ids):
+            replies = super().pull_messages(message_ids)
+            for reply in replies:
+                if reply.metadata.src_node_id == self.nodes[1] and reply.has_content():
+                    reply.metadata.__dict__["_src_node_id"] = self.nodes[2]
+            return replies
+
+    grid = Mixed(4, lambda message: update())
+    recorder = Recorder()
+    strategy = FedBuff(buffer_size=2, max_in_flight=2, listeners=[recorder])
+    grid.partition_of = lambda node: None
+    run(strategy, grid, num_versions=10)
+    (reason,) = {event.reason for event in recorder.of("reject")}
+    assert reason == f"the reply comes from node {grid.nodes[2]}, not from node {grid.nodes[1]}"
+    assert grid.nodes[1] not in {event.node_id for event in recorder.of("upload")}
+
+
+def test_reasons_that_clients_invent_do_not_pile_up():
+    numbers = itertools.count()
+
+    def behaviour(message):
+        if grid.partition(message) == 0:
+            return Error(code=2, reason=f"excuse number {next(numbers)}")
+        return Error(code=2, reason="full disk") if grid.partition(message) == 1 else update()
+
+    grid = ScriptedGrid(4, behaviour)
+    strategy = FedBuff(buffer_size=2, max_in_flight=2, failure_pause=0.1, **virtual(4))
+    run(strategy, grid, num_versions=300)
+    assert next(numbers) > 100
+    assert len(strategy.state.reasons) <= 64
+    assert strategy.state.reasons.most_common(1)[0][0] == "client error: full disk"
 
 
 def test_a_paused_client_comes_back_and_one_success_clears_its_record():
@@ -670,6 +754,17 @@ def test_a_version_is_sketched_while_clients_work_and_only_once():
     assert [working for _, working in sketched] == [False, True, True]
 
 
+def test_an_error_about_a_diverged_model_names_the_array_to_look_at():
+    grid = ScriptedGrid(1, lambda message: update())
+    strategy = FedPSA(sketch_fn=lambda arrays: [math.nan], **virtual(1))
+    arrays = model_arrays([1.0, -7e20], head=np.ones(3, np.float32), count=np.asarray(5))
+    with pytest.raises(DivergedError, match=r"arrays are finite, the largest .* 7e\+20 in 'w'"):
+        run(strategy, grid, arrays=arrays)
+    arrays = model_arrays([1.0, 7.0], head=np.array([1.0, np.nan], np.float32))
+    with pytest.raises(DivergedError, match=r"not finite are \['head'\]"):
+        run(strategy, grid, arrays=arrays)
+
+
 @pytest.mark.parametrize("delay", [0.0, 5.0])
 def test_a_version_that_diverged_ends_the_run_with_the_upload_that_needs_its_sketch(delay):
     """Not while waiting, or real time would decide whether a run reaches its deadline."""
@@ -727,3 +822,35 @@ def test_start_is_flowers_interface():
 def test_impossible_settings_are_refused_by_name(kwargs, text):
     with pytest.raises(ValueError, match=text):
         FedBuff(**kwargs)
+
+
+# --- Listeners ---------------------------------------------------------------------------------
+
+
+def test_reading_the_rules_sketch_in_a_listener_changes_nothing():
+    """At every event it is that of the model the rule holds, and asking for it leaves no trace."""
+
+    def sketch_fn(arrays):
+        return arrays["w"].numpy().astype(float).tolist()
+
+    def go(listener):
+        recorder = Recorder()
+        grid = ScriptedGrid(
+            4, lambda message: update([grid.partition(message) - 1.5, 1.0], sketch=[1.0, -0.5])
+        )
+        strategy = FedPSA(
+            sketch_fn=sketch_fn,
+            buffer_size=2,
+            queue_size=4,
+            max_in_flight=3,
+            listeners=[recorder],
+            **virtual(4),
+        )
+        strategy.listeners.append(lambda event: listener(event, strategy.rule))
+        result = run(strategy, grid, num_versions=12, arrays=model_arrays([1.0, 2.0]))
+        return result.arrays["w"].data, [vars(event) for event in recorder.of("aggregate")]
+
+    def look(event, rule):
+        assert rule.global_sketch == rule.model.astype(float).tolist(), event
+
+    assert go(look) == go(lambda event, rule: None)

@@ -130,6 +130,15 @@ def test_thermometer_with_zero_reference_stays_at_gamma_plus_delta():
     assert thermometer.temperature == 5.5
 
 
+def test_a_thermometer_takes_the_largest_norms_that_there_are():
+    thermometer = Thermometer(2, gamma=5.0, delta=0.5)
+    for _ in range(3):
+        thermometer.push(1.7e308)
+    assert thermometer.temperature == 5.5
+    thermometer.push(0.0)
+    assert thermometer.temperature == 3.0
+
+
 def test_thermometer_drops_the_oldest():
     thermometer = Thermometer(2, gamma=1.0, delta=0.0)
     for norm in (1.0, 3.0, 5.0):
