@@ -78,7 +78,6 @@ def train(message: Message, context: Context) -> Message:
         context=context,
         loss_fn=loss_fn,
         before=before,
-        compiled=step == "compiled",
     )
     for key, record in extra.items():
         reply.content[key] = record

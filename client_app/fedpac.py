@@ -137,7 +137,8 @@ def _train_encoder(
             loss = loss + weight * functional.mse_loss(features, centroids[y[some]])
             gradients = torch.autograd.grad(loss, parameters)
             with torch.no_grad():
-                torch._foreach_add_(parameters, gradients, alpha=-lr)
+                for parameter, gradient in zip(parameters, gradients, strict=True):
+                    parameter.add_(gradient, alpha=-lr)
             losses.append(loss.detach())
     return float(torch.stack(losses).double().mean())
 

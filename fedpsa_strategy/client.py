@@ -30,7 +30,6 @@ def make_reply(
     context: Context | None = None,
     loss_fn: LossFn | None = None,
     before: Mapping[str, NDArray[Any]] | None = None,
-    compiled: bool = False,
     arrays_key: str = "arrays",
     config_key: str = "config",
 ) -> Message:
@@ -56,8 +55,6 @@ def make_reply(
         Per-sample loss for the sensitivity; None is cross-entropy.
     before : Mapping[str, NDArray[Any]] (default: None)
         w as arrays, from whoever has read the message already.
-    compiled : bool (default: False)
-        Whether compiled code computes the sensitivity; see `Probe`.
     arrays_key, config_key : str
         Keys of the records in the message.
     """
@@ -81,7 +78,7 @@ def make_reply(
     if wants_sketch:
         started = time.perf_counter()
         arrays = _calibration(message, context, config)
-        probe = Probe.from_config(config, arrays=arrays, loss_fn=loss_fn, compiled=compiled)
+        probe = Probe.from_config(config, arrays=arrays, loss_fn=loss_fn)
         record["sketch"] = probe(model)
         record["sensitivity-seconds"] = time.perf_counter() - started
     content = RecordDict({arrays_key: update, "metrics": MetricRecord(record)})

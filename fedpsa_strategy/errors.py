@@ -29,7 +29,3 @@ class DivergedError(FedPSAError):
 
 class NotRunningError(FedPSAError, RuntimeError):
     """A strategy was asked for something that needs a run, and has none."""
-
-
-class CompilationError(FedPSAError, RuntimeError):
-    """Code that was to be compiled could not be."""

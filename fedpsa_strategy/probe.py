@@ -45,9 +45,6 @@ class Probe:
     recipe : Mapping[str, Any] (default: None)
         Arguments of `Calibration.gaussian` with which a node draws the batch itself; without them
         the batch has to be sent as arrays.
-    compiled : bool (default: False)
-        Whether the sensitivities of a small model are computed and sketched by compiled code, which
-        rounds differently; see `fedpsa_strategy.compiled_sensitivity`.
     """
 
     calibration: Calibration
@@ -55,7 +52,6 @@ class Probe:
     signal: str = "sensitivity"
     loss_fn: LossFn | None = None
     recipe: Mapping[str, Any] | None = field(default=None, compare=False)
-    compiled: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         if self.signal not in SIGNALS:
@@ -77,7 +73,6 @@ class Probe:
         kind: str = "rademacher",
         signal: str = "sensitivity",
         loss_fn: LossFn | None = None,
-        compiled: bool = False,
     ) -> Probe:
         """Make a probe with a Gaussian calibration batch that every node can draw by itself.
 
@@ -107,8 +102,6 @@ class Probe:
             See `Probe`.
         loss_fn : Callable[[Tensor, Tensor], Tensor] (default: None)
             See `Probe`.
-        compiled : bool (default: False)
-            See `Probe`.
         """
         recipe: dict[str, Any] = {
             "shape": tuple(shape),
@@ -120,17 +113,12 @@ class Probe:
         }
         sketch = Sketch(num_trainable(model), dim, sketch_seed, kind)  # type: ignore[arg-type]
         batch = Calibration.gaussian(**recipe)
-        return cls(batch, sketch, signal, loss_fn, recipe, compiled=compiled)
+        return cls(batch, sketch, signal, loss_fn, recipe)
 
     def __call__(self, model: nn.Module) -> list[float]:
         """Return the sketch of a model."""
         if self.signal == "parameters":
             found = self.sketch(trainable_vector(model))
-        elif self.compiled:
-            # Only where it is wanted: fresh processes pay for what they import.
-            from fedpsa_strategy.compiled_sensitivity import sketched_sensitivity
-
-            found = sketched_sensitivity(self.sketch, self.calibration, model, self.loss_fn)
         else:
             batch = self.calibration.tensors(str(next(model.parameters()).device))
             found = self.sketch(sensitivity(model, *batch, self.loss_fn))
@@ -194,7 +182,6 @@ class Probe:
         *,
         arrays: ArrayRecord | None = None,
         loss_fn: LossFn | None = None,
-        compiled: bool = False,
     ) -> Probe:
         """Rebuild the server's probe from a train message's config.
 
@@ -205,8 +192,6 @@ class Probe:
         arrays : ArrayRecord (default: None)
             The calibration batch, for the transport "arrays".
         loss_fn : Callable[[Tensor, Tensor], Tensor] (default: None)
-            See `Probe`.
-        compiled : bool (default: False)
             See `Probe`.
 
         Raises
@@ -220,7 +205,6 @@ class Probe:
             and arrays is None
             and type(_last.probe) is cls
             and loss_fn is _last.probe.loss_fn
-            and compiled is _last.probe.compiled
             and _last.config.items() <= config.items()
         ):
             return _last.probe
@@ -242,7 +226,7 @@ class Probe:
                 )
             sketch = _sketch(*(values[f"sketch-{key}"] for key in ("size", "dim", "seed", "kind")))
             signal = str(values["sketch-signal"])
-            probe = cls(calibration, sketch, signal, loss_fn, compiled=compiled)
+            probe = cls(calibration, sketch, signal, loss_fn)
             expected = values["fingerprint"]
         except KeyError as error:
             raise ProbeError(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 # Rows of R that share one random word per parameter.
 _GROUP = 16
 # A vector of up to 2^16 numbers is added up per half word of 8 bits.
-HALF_WORDS = 1 << _GROUP // 2
+_HALF_WORDS = 1 << _GROUP // 2
 # Words of 16 bits in one step of Philox's counter (4 x 64 bits).
 _WORDS_PER_STEP = 16
 # Columns of a Gaussian R that share a Philox stream: a part of R's definition, unlike `block`.
@@ -156,8 +156,8 @@ class Sketch:
         return digest.hexdigest()
 
     def _rademacher(self, values: Any) -> NDArray[np.float64]:
-        if self.half_words is not None:
-            return self._rademacher_of_few(values, self.half_words)
+        if self._half_words is not None:
+            return self._rademacher_of_few(values, self._half_words)
         sums = [np.zeros(1 << min(rows, _GROUP)) for rows in range(self.dim, 0, -_GROUP)]
         # Whole steps of the generators, which then go on from block to block.
         block = -(-self.block // _WORDS_PER_STEP) * _WORDS_PER_STEP
@@ -179,14 +179,14 @@ class Sketch:
 
     def _rademacher_of_few(self, values: Any, half_words: NDArray[np.uint8]) -> NDArray[np.float64]:
         value = _on_cpu(values).astype(np.float64)
-        sums = np.empty((len(half_words), 1, HALF_WORDS))
+        sums = np.empty((len(half_words), 1, _HALF_WORDS))
         for row, of_row in enumerate(half_words):
-            sums[row] = np.bincount(of_row, value, minlength=HALF_WORDS)
-        rows: NDArray[np.float64] = fold(sums * signs_of_bits(HALF_WORDS)).reshape(-1)
+            sums[row] = np.bincount(of_row, value, minlength=_HALF_WORDS)
+        rows: NDArray[np.float64] = _fold(sums * _signs_of_bits(_HALF_WORDS)).reshape(-1)
         return rows[: self.dim]
 
     @cached_property
-    def half_words(self) -> NDArray[np.uint8] | None:
+    def _half_words(self) -> NDArray[np.uint8] | None:
         """For each 8 rows, the half word of every parameter, without bits that belong to no row.
 
         None where the sketch is not made of them. Kept: drawing them anew takes a short sketch
@@ -213,7 +213,7 @@ class Sketch:
             self._draw_normals(block, used)
             used *= value[:, None]
             products[len(value) :] = 0
-            total += fold(products.T)
+            total += _fold(products.T)
         return total
 
     def _words(self, group: int, start: int, stop: int) -> NDArray[np.uint16]:
@@ -252,21 +252,21 @@ def _signed_sums(sums: NDArray[np.float64]) -> NDArray[np.float64]:
     rows = np.empty(len(sums).bit_length() - 1)
     for bit in reversed(range(len(rows))):
         zero, one = np.split(sums, 2)
-        rows[bit] = fold(zero - one)
+        rows[bit] = _fold(zero - one)
         sums = zero + one
     return rows
 
 
 @cache
-def signs_of_bits(count: int) -> NDArray[np.float64]:
+def _signs_of_bits(count: int) -> NDArray[np.float64]:
     """Return 1 or -1 for bit j of i, in row j and column i."""
     bits = np.arange(count) >> np.arange(count.bit_length() - 1)[:, None] & 1
     signs: NDArray[np.float64] = np.where(bits, -1.0, 1.0)
     return signs
 
 
-def fold(terms: Any) -> Any:
-    """Sum a power of two of terms, an array or a tensor, over the last axis.
+def _fold(terms: Any) -> Any:
+    """Sum a power of two of terms over the last axis.
 
     Element-wise halving: the order of `np.sum` and of matrix products depends on the machine.
     """

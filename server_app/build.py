@@ -216,7 +216,6 @@ def make_task(settings: Settings) -> Task:
 def make_probe(settings: Settings, task: Task, model: nn.Module) -> Probe:
     """Return the probe with which server and clients sketch models."""
     shard = as_shard(task.test_data(), "test_data")
-    compiled = settings.step == "compiled"
     if settings.calibration == "gaussian":
         return Probe.gaussian(
             model,
@@ -228,7 +227,6 @@ def make_probe(settings: Settings, task: Task, model: nn.Module) -> Probe:
             kind=settings.sketch_kind,
             signal=settings.signal,
             loss_fn=task.loss,
-            compiled=compiled,
         )
     # The test split is all the data the server has; the batch is never trained on.
     generator = np.random.Generator(np.random.Philox(settings.calibration_seed))
@@ -237,7 +235,7 @@ def make_probe(settings: Settings, task: Task, model: nn.Module) -> Probe:
     calibration = Calibration.real(shard.x[chosen].numpy(), shard.y[chosen].numpy())
     kind: Any = settings.sketch_kind
     sketch = Sketch(num_trainable(model), settings.sketch_dim, settings.sketch_seed, kind)
-    return Probe(calibration, sketch, settings.signal, task.loss, compiled=compiled)
+    return Probe(calibration, sketch, settings.signal, task.loss)
 
 
 def make_evaluate_fn(

@@ -85,7 +85,7 @@ def test_sketch(tmp_path, compiled):
     assert found["parameters"] == 2410
     times = {"training", "sensitivity", "sketch"}
     if compiled:
-        times |= {"compiled training", "compiled sensitivity and sketch"}
+        times |= {"compiled training"}
         assert found["share of compiled"] > 0
     assert found["seconds"].keys() == times
     assert {"sensitivity", "vmap", "loop", "sketch"} <= found["compared"].keys()

@@ -10,8 +10,6 @@ from torch.nn import functional
 from client_app import app as client_app
 from client_app.app import app
 from client_app.fedpac import train_fedpac
-from fedpsa_strategy import Probe, compiled_sensitivity
-from fedpsa_strategy.parameter_sensitivity import sensitivity
 from server_app.settings import Settings
 from task.models import make_model
 from task.shards import Shard, client_shard
@@ -97,22 +95,6 @@ def test_the_proximal_term_keeps_the_update_small(cache):
 
     assert size(proximal=5.0) < 0.9 * size(proximal=0.0)
     assert size(proximal=0.0) == size()
-
-
-@pytest.mark.parametrize("step", ["eager", "compiled"])
-def test_the_step_decides_what_computes_the_sensitivity(cache, monkeypatch, step):
-    calls = []
-
-    def counting(sketch, calibration, model, loss_fn):
-        calls.append(model)
-        return sketch(sensitivity(model, *calibration.tensors(), loss_fn))
-
-    monkeypatch.setattr(compiled_sensitivity, "sketched_sensitivity", counting)
-    monkeypatch.setattr("client_app.app.train_model", lambda *_, **__: 0.5)
-    probe = Probe.gaussian(make_model("digits", 0), (1, 8, 8), num_classes=10)
-    reply = call(MessageType.TRAIN, context(cache, step=step), TRAIN | probe.config())
-    assert len(reply.content["metrics"]["sketch"]) == 16
-    assert len(calls) == (step == "compiled")
 
 
 def test_query_tells_partition_and_size(cache):

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedpsa_strategy import FedAsync
-from server_app.build import make_probe, make_task
 from server_app.settings import PAPER_DEFAULTS, Settings, SettingsError, key_of
 
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
@@ -156,11 +155,3 @@ def test_the_library_refuses_in_the_same_words():
         FedAsync(mixing=-1.0)
     with pytest.raises(SettingsError, match=r"^mixing = -1\.0: must be above 0 and at most 1$"):
         Settings.from_run_config({"mixing": -1.0})
-
-
-@pytest.mark.parametrize("calibration", ["gaussian", "real"])
-@pytest.mark.parametrize("step", ["eager", "compiled"])
-def test_the_step_decides_what_computes_the_sensitivity(tmp_path, calibration, step):
-    settings = Settings(calibration=calibration, step=step, cache_dir=str(tmp_path))
-    task = make_task(settings)
-    assert make_probe(settings, task, task.make_model(0)).compiled == (step == "compiled")
