@@ -94,7 +94,11 @@ def _beside_paper(rows: Sequence[Row]) -> str:
 
 
 def _steps(rows: Sequence[Row]) -> str:
-    return f"{_values(row.scale.get('step', 'eager') for row in rows)} step"
+    steps = {(row.scale.get("step", "eager"), "compiled" in row.scale): None for row in rows}
+    return ", ".join(
+        f"{step} step{' of an earlier version' * (step == 'compiled' and not recent)}"
+        for step, recent in steps
+    )
 
 
 def _plural(count: str) -> str:

@@ -290,6 +290,8 @@ def _scale(cell: Cell) -> dict[str, Any]:
         "lr": settings.lr,
         "batch_size": settings.batch_size,
         "step": settings.step,
+        # Rows without it are of an earlier version, whose compiled step rounded differently.
+        **({"compiled": "epochs"} if settings.step == "compiled" else {}),
     }
 
 

@@ -445,12 +445,14 @@ def test_captions_are_about_the_cells_that_are_shown() -> None:
     shown += [row("FedPSA", alpha, 0, 0.8) for alpha in (0.5, 1.0)]
     planned = [Row(**{**vars(row("FedPSA", 0.5, s, None)), "status": "missing"}) for s in (1, 2)]
     planned = [with_scale(made, days=99.0, clients=7, step="eager") for made in planned]
-    rows = [with_scale(made, step="compiled") for made in shown] + planned
+    rows = [with_scale(made, step="compiled", compiled="epochs") for made in shown] + planned
     text = scale_text(rows)
     assert text.startswith("10 virtual days of 86,400 units (as in the paper), 50 clients,")
-    assert "compiled step" in text
+    assert "compiled step. 5 of" in text
     assert "5 of 7 runs finished" in text
     assert "99" not in text
+    older = scale_text([*rows, with_scale(shown[0], step="compiled")])
+    assert "compiled step, compiled step of an earlier version" in older
     assert seeds_text(rows) == (
         "Mean ± sample standard deviation over 3 seeds (0, 1, 2) for α = 0.1; seed 0 alone, without"
         " a deviation, for α = 0.5 and α = 1."
