@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from fedpsa_strategy.calibration import Calibration, fingerprint
 from fedpsa_strategy.parameter_sensitivity import num_trainable, sensitivity, trainable_vector
+from fedpsa_strategy.probe_check import check_fit
 from fedpsa_strategy.sketch import Sketch
 from fedpsa_strategy.state_dicts import load_values, parameter_views, read_arrays
 
@@ -79,7 +80,7 @@ class Probe:
         Parameters
         ----------
         model : nn.Module
-            The model to be trained; only the number of its trainable parameters matters.
+            The model to be trained. Its values do not matter; the batch has to fit it.
         shape : Sequence[int]
             Shape of one input, without the batch.
         num_classes : int (default: None)
@@ -102,6 +103,11 @@ class Probe:
             See `Probe`.
         loss_fn : Callable[[Tensor, Tensor], Tensor] (default: None)
             See `Probe`.
+
+        Raises
+        ------
+        ValueError
+            If an argument is outside its range or does not fit the model.
         """
         recipe: dict[str, Any] = {
             "shape": tuple(shape),
@@ -113,7 +119,9 @@ class Probe:
         }
         sketch = Sketch(num_trainable(model), dim, sketch_seed, kind)  # type: ignore[arg-type]
         batch = Calibration.gaussian(**recipe)
-        return cls(batch, sketch, signal, loss_fn, recipe)
+        probe = cls(batch, sketch, signal, loss_fn, recipe)
+        probe._check(model)
+        return probe
 
     def __call__(self, model: nn.Module) -> list[float]:
         """Return the sketch of a model."""
@@ -127,7 +135,12 @@ class Probe:
 
     def sketch_fn(self, model: nn.Module) -> ServerSketch:
         """Return the server's half for `FedPSA(sketch_fn=...)`; `model` is used as a workspace."""
+        self._check(model)
         return ServerSketch(self, model)
+
+    def _check(self, model: nn.Module) -> None:
+        if self.signal == "sensitivity":
+            check_fit(model, self.calibration, self.loss_fn, self.recipe)
 
     @property
     def fingerprint(self) -> str:

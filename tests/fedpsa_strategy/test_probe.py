@@ -286,3 +286,95 @@ def test_a_model_that_writes_into_its_input_does_not_change_the_batch():
     model = Writing(6, 3)
     probe = Probe.gaussian(model, (6,), num_classes=3)
     assert probe(model) == probe(model)
+
+
+# --- Batches that do not fit the model ---------------------------------------------------------
+
+
+def text_model():
+    return nn.Sequential(nn.Embedding(20, 4), nn.Flatten(), nn.Linear(8, 3))
+
+
+def squares(outputs, targets):
+    return (outputs - targets).square().mean(dim=1)
+
+
+@pytest.mark.parametrize(
+    ("model", "arguments", "text"),
+    [
+        (
+            small_model(),
+            {"shape": (2, 2), "num_classes": 3},
+            r"shape=\(2, 2\) does not fit the model.*'1', Linear\(in_features=6.*\(3, 4\)",
+        ),
+        (small_model(), {"shape": (2, 3), "num_classes": 4}, "num_classes=4 .*which has 3 outputs"),
+        (small_model(), {"shape": (2, 3)}, "num_classes is missing.*3 outputs"),
+        (text_model(), {"shape": (2,), "num_classes": 3}, "without vocabulary.*Embedding"),
+        (
+            text_model(),
+            {"shape": (2,), "vocabulary": 30, "num_classes": 3},
+            r"vocabulary=30 does not fit the model.*Embedding\(20, 4\)",
+        ),
+        (
+            text_model(),
+            {"shape": (3,), "vocabulary": 20, "num_classes": 3},
+            r"shape=\(3,\) with vocabulary=20 .*Linear\(in_features=8",
+        ),
+        (
+            nn.Linear(6, 2),
+            {"shape": (6,), "target_shape": (3,), "loss_fn": squares},
+            r"target_shape=\(3,\).*outputs are \(3, 2\), the targets \(3, 3\)",
+        ),
+        (
+            nn.Linear(6, 1),
+            {"shape": (6,), "loss_fn": squares},
+            r"target_shape=\(\).*outputs are \(3, 1\), the targets \(3,\).*broadcast",
+        ),
+        (
+            nn.Linear(6, 1),
+            {"shape": (6,), "target_shape": (1,), "loss_fn": nn.MSELoss()},
+            "one loss per sample",
+        ),
+        (nn.LSTM(6, 4), {"shape": (5, 6), "num_classes": 3}, "returns tuple"),
+    ],
+)
+def test_the_argument_that_does_not_fit_the_model_is_named(model, arguments, text):
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    with pytest.raises(ValueError, match=text):
+        Probe.gaussian(model, **arguments)
+    assert model.training
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "targets", "text"),
+    [
+        (
+            small_model(),
+            np.zeros((4, 5)),
+            [0, 1, 2, 0],
+            r"real's inputs of shape \(5,\) per sample",
+        ),
+        (small_model(), np.zeros((4, 6)), [0, 1, 0, 9], "targets 0 to 9 .* 0 to 2"),
+        (
+            small_model(),
+            np.zeros((4, 6)),
+            [0.5, 1.0, 0.0, 0.0],
+            r"targets of shape \(\) per sample",
+        ),
+        (text_model(), np.full((4, 2), 20), [0, 1, 2, 0], "numbers up to 20.*Embedding"),
+    ],
+)
+def test_a_real_batch_that_does_not_fit_the_model_is_refused(model, inputs, targets, text):
+    probe = Probe(Calibration.real(inputs, targets), Sketch(num_trainable(model), 8))
+    with pytest.raises(ValueError, match=text):
+        probe.sketch_fn(model)
+
+
+def test_a_loss_may_take_outputs_that_are_no_tensor():
+    def last_state(outputs, targets):
+        return nn.functional.cross_entropy(outputs[0][:, -1], targets, reduction="none")
+
+    model = nn.LSTM(6, 4, batch_first=True)
+    probe = Probe.gaussian(model, (5, 6), num_classes=4, loss_fn=last_state)
+    assert len(probe(model)) == 16
