@@ -1,7 +1,9 @@
 """The benchmarks run, at a scale at which their numbers mean nothing."""
 
+import importlib
 import itertools
 import json
+import re
 
 import pytest
 
@@ -23,6 +25,17 @@ def results(folder, name):
     assert "Machine: " in page
     assert "Made by `python -m benchmarks." in page
     return page, json.loads((folder / f"{name}.json").read_text())
+
+
+def test_make_bench_gives_options_that_exist(capsys):
+    lines = re.findall(r"-m benchmarks\.(.*)", (jobs.ROOT / "Makefile").read_text())
+    assert lines
+    for name, *words in map(str.split, lines):
+        with pytest.raises(SystemExit):
+            importlib.import_module(f"benchmarks.{name}").main(["--help"])
+        known = capsys.readouterr().out
+        for option in (word for word in words if word.startswith("--")):
+            assert f"{option} " in known, (name, option)
 
 
 def test_measurements_take_turns():
