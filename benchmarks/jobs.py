@@ -15,8 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from simulation.environment import training_environment
-from simulation.process_table import list_processes
+from simulation.engines.flower.process_table import list_processes
 
 ROOT = Path(__file__).resolve().parents[1]
 # Seconds. Looking at a process takes 10 ms of its time: not too often.
@@ -159,7 +158,6 @@ def bare(job: Job, processes: int) -> Measured:
         subprocess.Popen(
             command,
             cwd=ROOT,
-            env=training_environment(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

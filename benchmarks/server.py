@@ -19,7 +19,7 @@ from benchmarks.report import Report, parser, with_unit
 from fedpsa_strategy import CA2FL, AsyncStrategy, FedAsync, FedAvg, FedBuff, FedFa, FedPAC, FedPSA
 from fedpsa_strategy.fedpac import RECORD_KEY
 from fedpsa_strategy.rules.fedpac import CENTROIDS, COUNTS, FEATURES, VARIANCE
-from simulation.local_internals import SERVER_NODE_ID, act_as, give_id
+from simulation.engines.local.internals import SERVER_NODE_ID, act_as, give_id
 
 BUFFER = 5
 SKETCH = [float(value) for value in range(1, 17)]

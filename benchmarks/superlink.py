@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks.jobs import ROOT
 from benchmarks.measure import Spread
 from benchmarks.report import Report, parser, with_unit
-from simulation.grpc_engine import Deployment
+from simulation.engines.grpc import Deployment
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.report import Report, parser, with_unit
 from fedpsa_strategy.update_dtype import UPDATE_DTYPES
-from simulation.local_engine import num_cores, run_locally
+from simulation.engines.local.run import num_cores, run_locally
 
 METHODS = ("fedpsa", "fedbuff", "ca2fl", "fedasync", "fedfa", "fedavg", "fedpac")
 

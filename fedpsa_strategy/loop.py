@@ -39,9 +39,6 @@ STOP_REQUESTED = "a stop was requested"
 # Polling a real grid costs a round trip: back off while nothing arrives, start anew when it does.
 _FIRST_PAUSE = 0.002
 _LONGEST_PAUSE = 0.25
-# With the virtual clock nothing is lost by taking several replies at once, and the processors that
-# train are interrupted less often.
-_ENOUGH_REPLIES = 4
 _NODE_REFRESH = 5.0  # seconds between looks at who is connected
 _MOST_ASKED = 128  # replies asked for at a time, where others can wait
 _STOP_CHECK = 0.5  # seconds between two questions whether to stop
@@ -416,8 +413,7 @@ class AsyncLoop:
         with self._server_time():
             self.strategy.prepare()
         if self._wait is not None:
-            virtual = isinstance(self.strategy.clock, VirtualClock)
-            self._wait(_LONGEST_PAUSE, _ENOUGH_REPLIES if virtual else 1)
+            self._wait(_LONGEST_PAUSE)
             return
         self.sleep(self._pause)
         self._pause = min(2 * self._pause, _LONGEST_PAUSE)

@@ -12,11 +12,11 @@ from typing import Any
 
 from simulation.app_config import check_keys, default_run_config
 from simulation.arguments import parse_value, setting, share_of_gpus, whole_number
+from simulation.engines.grpc import run_on_processes
+from simulation.engines.ray import run_on_ray
 from simulation.environment import ConfigValue
 from simulation.errors import Refused, RunFailed
 from simulation.experiments.commands import add_list, add_report, add_reproduce
-from simulation.grpc_engine import run_on_processes
-from simulation.ray_engine import run_on_ray
 
 INTERRUPTED = 130
 """The exit code after Ctrl-C, as a shell would show it."""
@@ -46,8 +46,8 @@ def _ray(arguments: argparse.Namespace, run_config: RunConfig, clients: int) -> 
 
 def _local(arguments: argparse.Namespace, run_config: RunConfig, clients: int) -> dict[str, Any]:
     # Not at the top: it loads torch, for which nobody should wait who asks for --help.
-    from simulation.local_app import run_app_locally
-    from simulation.local_engine import num_cores, run_locally
+    from simulation.engines.local.app import run_app_locally
+    from simulation.engines.local.run import num_cores, run_locally
 
     here = arguments.train_here
     workers = num_cores() - here if arguments.workers is None else arguments.workers

@@ -22,8 +22,6 @@ TOKEN_VARIABLE = "FEDPSA_LAUNCH_TOKEN"
 
 LOOPBACK = "127.0.0.1"
 
-_TUNABLES = "GLIBC_TUNABLES"
-_KEPT_CHUNKS = "glibc.malloc.tcache_count"
 _KEY = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 _ESCAPES = {"\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
 # Below the range from which operating systems take the ports of outgoing connections, so that
@@ -144,30 +142,6 @@ def remove_folder(folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         if not folder.exists():
             return
-
-
-def training_environment() -> dict[str, str]:
-    """Return our environment variables, with a memory allocator that suits training.
-
-    Of each size of small chunks glibc keeps 7 at hand. A step of a small model has dozens in use at
-    a time, and getting them the long way takes longer than some of what it computes. Other C
-    libraries do not know the setting, and a user's own is left as it is.
-    """
-    own = os.environ.get(_TUNABLES, "")
-    if _KEPT_CHUNKS in own:
-        return dict(os.environ)
-    return os.environ | {_TUNABLES: ":".join(filter(None, (own, f"{_KEPT_CHUNKS}=127")))}
-
-
-def restart_for_training() -> None:
-    """Start this program anew, as the same process, in `training_environment`, unless it is there.
-
-    An allocator reads its settings when a process starts. Not under a debugger, which would not
-    follow.
-    """
-    environment = training_environment()
-    if sys.platform == "linux" and environment != os.environ and sys.gettrace() is None:
-        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
 
 
 def flower_environment(folder: Path, token: str, flwr_home: Path | None = None) -> dict[str, str]:

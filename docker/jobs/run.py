@@ -23,10 +23,10 @@ from typing import Any
 from jobs.control import CommandFailed, connect, flwr
 from simulation.app_config import check_keys, default_run_config
 from simulation.arguments import parse_value
+from simulation.engines.flower.log_filter import readable
+from simulation.engines.flower.staging import staged_app
 from simulation.environment import ConfigValue, format_run_config
 from simulation.errors import LaunchFailed
-from simulation.log_filter import readable
-from simulation.staging import staged_app
 
 _STOP_SECONDS = 15.0
 _STATUS_SECONDS = 60.0

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from simulation.engines.flower.processes import Child, ProcessGroup
 from simulation.environment import TOKEN_VARIABLE, ConfigValue, new_token
 from simulation.experiments.cells import Cell
 from simulation.experiments.estimate import expected_seconds, measured_seconds
 from simulation.experiments.machine import cpu_model, num_cores
 from simulation.experiments.store import CellStore, Summary
 from simulation.experiments.watch import Watch
-from simulation.processes import Child, ProcessGroup
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
 _PAUSE = 0.25

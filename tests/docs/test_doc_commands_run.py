@@ -23,7 +23,7 @@ import pytest
 from doc_commands import ROOT, commands
 from doc_coverage import AFTER_SCALED, HERE, SCALE, SCALED
 
-from simulation.process_table import end_processes, find_launched
+from simulation.engines.flower.process_table import end_processes, find_launched
 
 pytestmark = [pytest.mark.slow, pytest.mark.engine]
 

@@ -57,7 +57,7 @@ def test_the_settings_page_is_current():
 
 
 def test_the_example_of_an_own_task_learns(tmp_path, monkeypatch, caplog):
-    from simulation.local_engine import run_locally
+    from simulation.engines.local.run import run_locally
     from task.tasks import find_task
 
     (code,) = code_blocks("OWN_TASK.md", "python")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from simulation.ray_engine import run_on_ray
+from simulation.engines.ray import run_on_ray
 
 sys.path.insert(0, str(Path(__file__).parent))
 from app_files import after, before

@@ -10,9 +10,9 @@ import sys
 import threading
 
 from simulation.cli import main
-from simulation.local_engine import InProcess
+from simulation.engines.local.pool import WorkerPool
 
-collect = InProcess.collect
+collect = WorkerPool.collect
 left, delay = int(sys.argv[1]), float(sys.argv[2])
 
 
@@ -28,5 +28,5 @@ def collect_and_count(self, message_ids):
     return replies
 
 
-InProcess.collect = collect_and_count
+WorkerPool.collect = collect_and_count
 sys.exit(main(sys.argv[3:]))

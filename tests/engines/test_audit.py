@@ -7,9 +7,10 @@ from real_runs import APP, config, events
 
 from server_app.app import run_settings
 from server_app.settings import Settings
-from simulation.grpc_engine import run_on_processes
-from simulation.local_engine import LocalGrid, run_locally
-from simulation.ray_engine import run_on_ray
+from simulation.engines.grpc import run_on_processes
+from simulation.engines.local.grid import LocalGrid
+from simulation.engines.local.run import run_locally
+from simulation.engines.ray import run_on_ray
 
 pytestmark = pytest.mark.engine
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file
 
-from simulation.grpc_engine import run_on_processes
-from simulation.local_engine import run_locally
-from simulation.ray_engine import run_on_ray
+from simulation.engines.grpc import run_on_processes
+from simulation.engines.local.run import run_locally
+from simulation.engines.ray import run_on_ray
 
 pytestmark = pytest.mark.engine
 

@@ -23,10 +23,10 @@ from real_runs import (
     wait_for,
 )
 
+from simulation.engines.flower.submit import STOP_REQUEST
+from simulation.engines.grpc import Deployment
+from simulation.engines.local.run import run_locally
 from simulation.errors import RunFailed
-from simulation.grpc_engine import Deployment
-from simulation.local_engine import run_locally
-from simulation.submit import STOP_REQUEST
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 

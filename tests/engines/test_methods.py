@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from server_app.settings import METHODS
-from simulation.grpc_engine import Deployment
-from simulation.ray_engine import run_on_ray
+from simulation.engines.grpc import Deployment
+from simulation.engines.ray import run_on_ray
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from real_runs import APP, check_same, config, events, newest_checkpoint
 
+from simulation.engines.local.run import run_locally
 from simulation.errors import RunFailed
 from simulation.experiments.scheduler import set_options
-from simulation.local_engine import run_locally
 
 pytestmark = pytest.mark.engine
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from real_runs import check_run, config, copy_app, events, processes_named, wait_for
 
-from simulation.grpc_engine import Deployment
+from simulation.engines.grpc import Deployment
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 

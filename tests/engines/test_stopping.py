@@ -19,11 +19,11 @@ from real_runs import (
 )
 
 from simulation import cli
+from simulation.engines.grpc import Deployment
+from simulation.engines.local.run import run_locally
+from simulation.engines.ray import run_on_ray
 from simulation.errors import RunFailed
 from simulation.experiments.scheduler import set_options
-from simulation.grpc_engine import Deployment
-from simulation.local_engine import run_locally
-from simulation.ray_engine import run_on_ray
 
 pytestmark = pytest.mark.engine
 

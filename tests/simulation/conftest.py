@@ -13,7 +13,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 if str(REPOSITORY) not in sys.path:
     sys.path.insert(0, str(REPOSITORY))
 
-from simulation.process_table import pids_with_variable  # noqa: E402
+from simulation.engines.flower.process_table import pids_with_variable  # noqa: E402
 
 MARK = "FEDPSA_TEST_MARK"
 

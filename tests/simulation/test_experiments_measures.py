@@ -23,9 +23,9 @@ from server_app.build import build_experiment, make_clock, make_task
 from server_app.progress import Progress
 from server_app.run_dir import model_sha256
 from server_app.settings import Settings
+from simulation.engines.local.run import run_locally
 from simulation.experiments.cells import CONTROL, METHODS
 from simulation.experiments.options import Options
-from simulation.local_engine import run_locally
 from task.tensors import Shard
 
 

@@ -190,7 +190,7 @@ def test_deploy_runs_on_processes(
             seen.update(run_config=run_config, stream=stream)
             return {"status": "completed"}
 
-    monkeypatch.setattr("simulation.grpc_engine.Deployment", FakeDeployment)
+    monkeypatch.setattr("simulation.engines.grpc.Deployment", FakeDeployment)
     run_dir = tmp_path / "run"
     arguments = ["deploy", "--app", str(tiny_app), "--run-dir", str(run_dir), "--quiet"]
     assert cli.main([*arguments, "--nodes", "3"]) == 0

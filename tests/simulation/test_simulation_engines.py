@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from simulation.engines.grpc import Deployment
+from simulation.engines.ray import run_on_ray
 from simulation.errors import LaunchFailed, RunFailed
-from simulation.grpc_engine import Deployment
-from simulation.ray_engine import run_on_ray
 
 pytestmark = pytest.mark.engine
 
@@ -93,7 +93,7 @@ def test_a_node_that_does_not_start_is_named(
     for name in ("flower-superlink", "flower-superexec", "flwr"):
         (commands / name).symlink_to(Path(sys.executable).parent / name)
     monkeypatch.setattr(sys, "executable", str(commands / "python"))
-    monkeypatch.setattr("simulation.processes.start_guard", lambda *_: None)
+    monkeypatch.setattr("simulation.engines.flower.processes.start_guard", lambda *_: None)
     with (
         pytest.raises(LaunchFailed, match="supernode-0 ended with exit code 3") as caught,
         Deployment(tiny_app, num_nodes=1),

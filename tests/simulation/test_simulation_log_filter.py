@@ -2,7 +2,7 @@
 
 import pytest
 
-from simulation.log_filter import readable
+from simulation.engines.flower.log_filter import readable
 
 NOISE = """\
 Using SuperLink: launch-a07554b4 (127.0.0.1:27587)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from simulation.engines.flower.process_table import list_processes
+from simulation.engines.flower.processes import ProcessGroup
 from simulation.environment import (
     TOKEN_VARIABLE,
     accepts_connections,
@@ -17,10 +19,7 @@ from simulation.environment import (
     free_port,
     launch_folder,
     new_token,
-    training_environment,
 )
-from simulation.process_table import list_processes
-from simulation.processes import ProcessGroup
 
 # Leaves its session and its parent, as a daemon does, and does not listen to SIGTERM.
 DETACHED = """
@@ -39,7 +38,7 @@ LAUNCHER = f"""
 import sys, time
 from pathlib import Path
 from simulation.environment import flower_environment, launch_folder, new_token
-from simulation.processes import ProcessGroup
+from simulation.engines.flower.processes import ProcessGroup
 
 ending, pid_file, grace = sys.argv[1], Path(sys.argv[2]), float(sys.argv[3])
 with launch_folder() as folder:
@@ -208,7 +207,7 @@ def test_where_there_is_no_proc_the_process_tree_must_do(
 ) -> None:
     script = f"sleep 600 & echo $! > {tmp_path}/pid; wait"
     with monkeypatch.context() as patch:
-        patch.setattr("simulation.process_table.HAS_PROC", False)
+        patch.setattr("simulation.engines.flower.process_table.HAS_PROC", False)
         with group:
             group.start("shell", ["sh", "-c", script])
             while not ((tmp_path / "pid").exists() and (tmp_path / "pid").read_text()):
@@ -246,58 +245,6 @@ def test_environment_of_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION",
     ):
         assert environment[switch] == "1"
-
-
-@pytest.mark.parametrize(
-    ("own", "expected"),
-    [
-        (None, "glibc.malloc.tcache_count=127"),
-        ("glibc.malloc.mxfast=0", "glibc.malloc.mxfast=0:glibc.malloc.tcache_count=127"),
-        ("glibc.malloc.tcache_count=3", "glibc.malloc.tcache_count=3"),
-    ],
-)
-def test_training_has_more_memory_at_hand_unless_the_user_says_how_much(
-    monkeypatch: pytest.MonkeyPatch, own: str | None, expected: str
-) -> None:
-    monkeypatch.setenv("KEPT", "as it is")
-    if own is None:
-        monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
-    else:
-        monkeypatch.setenv("GLIBC_TUNABLES", own)
-    environment = training_environment()
-    assert environment["GLIBC_TUNABLES"] == expected
-    assert environment["KEPT"] == "as it is"
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems have other allocators")
-@pytest.mark.parametrize(
-    ("own", "traced", "starts"),
-    [("", False, 2), ("glibc.malloc.tcache_count=3", False, 1), ("", True, 1)],
-)
-def test_a_program_is_started_anew_for_its_allocator(
-    tmp_path: Path, own: str, traced: bool, starts: int
-) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(
-        "import os, sys\n"
-        "from simulation.environment import restart_for_training\n"
-        "print(os.getpid(), sys.flags.dev_mode, *sys.argv[1:], flush=True)\n"
-        f"if {traced}: sys.settrace(lambda *_: None)\n"
-        "restart_for_training()\n"
-        "print(os.environ['GLIBC_TUNABLES'])\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-X", "dev", str(program), "two words", "--option"],
-        env=os.environ | {"GLIBC_TUNABLES": own, "PYTHONPATH": str(Path(__file__).parents[2])},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    *lines, tunables = done.stdout.splitlines()
-    assert len(lines) == starts
-    assert len(set(lines)) == 1  # the same process, called in the same way
-    assert lines[0].endswith(" True two words --option")
-    assert tunables == ("glibc.malloc.tcache_count=127" if starts == 2 else own)
 
 
 def test_free_ports_are_free_and_differ() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from flwr.cli.build import build_fab_from_disk
 
-from simulation.staging import staged_app
+from simulation.engines.flower.staging import staged_app
 
 
 @pytest.fixture

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from simulation.engines.flower.processes import Child, ProcessGroup
+from simulation.engines.flower.submit import Run, submit
+from simulation.engines.flower.superlink import SuperLink
 from simulation.environment import flower_environment, new_token
 from simulation.errors import LaunchFailed, RunFailed, RunTimeout
-from simulation.processes import Child, ProcessGroup
-from simulation.submit import Run, submit
-from simulation.superlink import SuperLink
 
 # Answers `flwr run|log|list|stop`; what it does is read from files next to it.
 FLWR = """#!{python}
@@ -196,7 +196,7 @@ def test_ctrl_c_stops_the_run(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("simulation.submit._REQUEST_SECONDS", 0.5)
+    monkeypatch.setattr("simulation.engines.flower.submit._REQUEST_SECONDS", 0.5)
     superlink.logs(
         "print('working', flush=True)\n"
         "time.sleep(2)\n" + writes(run_dir, status="stopped") + "time.sleep(600)"

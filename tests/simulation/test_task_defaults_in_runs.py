@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from simulation.engines.local.run import run_locally
 from simulation.errors import RunFailed
-from simulation.local_engine import run_locally
 
 SMALL: dict[str, Any] = {
     "num-clients": 4,

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from simulation.app_config import check_keys, default_run_config
+from simulation.engines.flower.log_filter import readable
+from simulation.engines.flower.processes import Child
+from simulation.engines.flower.staging import staged_app
+from simulation.engines.flower.superlink import SuperLink
 from simulation.environment import ConfigValue, format_run_config
 from simulation.errors import LaunchFailed, RunFailed, RunTimeout
-from simulation.log_filter import readable
-from simulation.processes import Child
-from simulation.staging import staged_app
-from simulation.superlink import SuperLink
 
 SUMMARY = "summary.json"
 STOP_REQUEST = "stop-requested"

@@ -11,6 +11,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from simulation.engines.flower.processes import Child
+from simulation.engines.flower.submit import Run, check_run_config, print_line, submit
+from simulation.engines.flower.superlink import (
+    LOG_FOLDER,
+    START_TIMEOUT,
+    SuperLink,
+    running_superlink,
+)
 from simulation.environment import (
     LOOPBACK,
     ConfigValue,
@@ -19,9 +27,6 @@ from simulation.environment import (
     free_port,
 )
 from simulation.errors import LaunchFailed
-from simulation.processes import Child
-from simulation.submit import Run, check_run_config, print_line, submit
-from simulation.superlink import LOG_FOLDER, START_TIMEOUT, SuperLink, running_superlink
 
 
 @dataclass

@@ -13,17 +13,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+from simulation.engines.flower.process_table import end_processes, find_launched
 from simulation.environment import TOKEN_VARIABLE, remove_folder
-from simulation.process_table import end_processes, find_launched
 
 
 def start_guard(token: str, folder: Path | None) -> subprocess.Popen[bytes]:
     """Start the guard of a launch; closing its `stdin` sets it off."""
     environment = {k: v for k, v in os.environ.items() if k != TOKEN_VARIABLE}
-    environment["PYTHONPATH"] = str(Path(__file__).resolve().parents[1])
+    environment["PYTHONPATH"] = str(Path(__file__).resolve().parents[3])
     arguments = [token] if folder is None else [token, str(folder)]
     return subprocess.Popen(
-        [sys.executable, "-m", "simulation.guard", *arguments],
+        [sys.executable, "-m", "simulation.engines.flower.guard", *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

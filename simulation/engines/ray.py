@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from simulation.engines.flower.submit import check_run_config, print_line, submit
+from simulation.engines.flower.superlink import LOG_FOLDER, running_superlink
 from simulation.environment import ConfigValue
-from simulation.submit import check_run_config, print_line, submit
-from simulation.superlink import LOG_FOLDER, running_superlink
 
 
 def run_on_ray(

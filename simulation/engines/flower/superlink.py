@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from simulation.engines.flower.flower_version import fleet_options, fleet_over_grpc
+from simulation.engines.flower.processes import ProcessGroup
 from simulation.environment import (
     LOOPBACK,
     flower_environment,
@@ -20,8 +22,6 @@ from simulation.environment import (
     new_token,
 )
 from simulation.errors import LaunchFailed
-from simulation.flower_version import fleet_options, fleet_over_grpc
-from simulation.processes import ProcessGroup
 
 LOG_FOLDER = "engine-logs"
 """Where a run directory has the logs of the engine's processes."""

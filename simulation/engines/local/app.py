@@ -14,10 +14,11 @@ from flwr.app import Context, RecordDict
 from flwr.serverapp import ServerApp
 
 from simulation.app_config import app_components, default_run_config
+from simulation.engines.local.grid import LocalGrid
+from simulation.engines.local.internals import RUN_ID, SERVER_NODE_ID
+from simulation.engines.local.run import log_level
 from simulation.environment import ConfigValue
 from simulation.errors import Refused, RunFailed
-from simulation.local_engine import LocalGrid, log_level
-from simulation.local_internals import RUN_ID, SERVER_NODE_ID
 
 log = logging.getLogger("flwr")
 
@@ -42,7 +43,7 @@ def run_app_locally(
     num_clients : int
         How many nodes the app sees.
     workers, train_here, stream
-        See `simulation.local_engine.run_locally`.
+        See `simulation.engines.local.run.run_locally`.
 
     Returns
     -------

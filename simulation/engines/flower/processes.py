@@ -16,9 +16,9 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
+from simulation.engines.flower.guard import start_guard
+from simulation.engines.flower.process_table import Process, end_processes, find_launched
 from simulation.environment import TOKEN_VARIABLE
-from simulation.guard import start_guard
-from simulation.process_table import Process, end_processes, find_launched
 
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_GET_CHILD_SUBREAPER = 37

@@ -1,0 +1,1 @@
+"""Start Flower's own processes, give them a run, and end them all."""

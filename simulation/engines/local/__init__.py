@@ -1,0 +1,1 @@
+"""Worker processes on this machine that execute the ClientApp, without Flower's engines."""
