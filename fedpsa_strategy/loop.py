@@ -17,7 +17,12 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
 from fedpsa_strategy.clock import VirtualClock
-from fedpsa_strategy.errors import AllClientsFailedError, InvalidReplyError, NodesMissingError
+from fedpsa_strategy.errors import (
+    AllClientsFailedError,
+    ForgeryError,
+    InvalidReplyError,
+    NodesMissingError,
+)
 from fedpsa_strategy.events import (
     Evaluated,
     NodeJoined,
@@ -26,8 +31,10 @@ from fedpsa_strategy.events import (
     RunStarted,
     Waiting,
 )
+from fedpsa_strategy.inbox import Inbox
 from fedpsa_strategy.replies import error_text, read_metrics_reply
 from fedpsa_strategy.snapshot import restore_snapshot, take_snapshot
+from fedpsa_strategy.text import MAX_REASON, shown
 
 if TYPE_CHECKING:
     from fedpsa_strategy.strategy import AsyncStrategy, Task
@@ -52,7 +59,7 @@ class _Evaluation:
     version: int
     uploads: int
     expires: float
-    outstanding: set[str]
+    outstanding: dict[str, Message]  # what was sent, by id
     replies: list[Message] = field(default_factory=list)
 
 
@@ -107,13 +114,15 @@ class AsyncLoop:
         # A grid in this process can tell when something arrives; others have to be polled.
         self._wait = getattr(grid, "wait", None)
         self._rest = self._wait or sleep
+        self._inbox = Inbox(grid)
         self.result = Result(arrays=strategy.state.arrays)
         # Train messages by id. What is not answered yet, with the time to give up (in that order),
         # and with the virtual clock also in the order in which the replies will count; what is
-        # answered (None: it never came); and a heap of the order in which replies count.
+        # answered (None: it never came; an error: nobody can read it); and a heap of the order in
+        # which replies count.
         self._unanswered: dict[str, float] = {}
         self._unanswered_in_order: list[tuple[float, int, str]] = []
-        self._arrived: dict[str, Message | None] = {}
+        self._arrived: dict[str, Message | ForgeryError | None] = {}
         self._queue: list[tuple[float, int, str]] = []
         self._num_arrived = 0
         self._evaluations: list[_Evaluation] = []
@@ -292,10 +301,7 @@ class AsyncLoop:
         virtual = self.strategy.clock.virtual
         limit = self.strategy.node_timeout if virtual else self.strategy.query_timeout
         answers = {node_id: _Answer(problem="no answer") for node_id in node_ids}
-        messages = [
-            Message(RecordDict(), node_id, MessageType.QUERY, ttl=max(limit, 1.0))
-            for node_id in sorted(answers)
-        ]
+        messages = [_query_message(node_id, limit) for node_id in sorted(answers)]
         pushed = set(self.grid.push_messages(messages))
         waiting = {
             message.metadata.message_id: message.metadata.dst_node_id
@@ -308,13 +314,25 @@ class AsyncLoop:
         while waiting and self.monotonic() < give_up:
             # Some at a time, in turn: asking for all would cost their number squared.
             asked = [turn.popleft() for _ in range(min(_MOST_ASKED, len(turn)))]
-            replies = list(self.grid.pull_messages(asked))
-            for reply in replies:
+            pulled = self._inbox.pull(asked)
+            for reply in pulled.replies:
                 node_id = waiting.pop(reply.metadata.reply_to_message_id, None)
                 if node_id is not None:
                     answers[node_id] = _read_answer(reply)
+            for key, problem in pulled.unreadable.items():
+                answers[waiting.pop(key)] = _Answer(problem=shown(problem, MAX_REASON))
+            again = [_query_message(waiting.pop(key), limit) for key in pulled.lost]
+            repeated = self._push_again(again)
+            for message in again:
+                if (message_id := message.metadata.message_id) in repeated:
+                    waiting[message_id] = message.metadata.dst_node_id
+                    turn.append(message_id)
+            for key in asked:
+                if key not in waiting:
+                    self._inbox.forget(key)
             turn.extend(key for key in asked if key in waiting)
-            pause = _FIRST_PAUSE if replies else min(2 * pause, _LONGEST_PAUSE)
+            progress = pulled.replies or pulled.unreadable or pulled.lost
+            pause = _FIRST_PAUSE if progress else min(2 * pause, _LONGEST_PAUSE)
             if waiting:
                 self._rest(pause)
             if self.monotonic() >= next_notice:
@@ -396,15 +414,12 @@ class AsyncLoop:
         asked = order if self._is_late(self.monotonic()) else order[:_MOST_ASKED]
         wanted = [key for _, _, key in asked] or list(self._unanswered)
         wanted += [key for evaluation in self._evaluations for key in evaluation.outstanding]
-        replies = list(self.grid.pull_messages(wanted)) if wanted else []
+        progress = self._collect(wanted)
         now = self.monotonic()
-        for reply in sorted(replies, key=self._sequence_of):
-            self._arrive(reply.metadata.reply_to_message_id, reply)
-            self._last_reply = now
         while self._is_late(now):
             self._arrive(next(iter(self._unanswered)), None)
         self._close_evaluations(now)
-        if replies or self._ready_task() is not None:
+        if progress or self._ready_task() is not None:
             self._pause, self._silent_since = _FIRST_PAUSE, now
             return
         if now - self._silent_since >= _WAIT_NOTICE:
@@ -417,6 +432,62 @@ class AsyncLoop:
             return
         self.sleep(self._pause)
         self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+
+    def _collect(self, wanted: list[str]) -> bool:
+        """Pull replies and note them; tell whether anything came."""
+        pulled = self._inbox.pull(wanted)
+        now = self.monotonic()
+        for reply in sorted(pulled.replies, key=self._sequence_of):
+            self._arrive(reply.metadata.reply_to_message_id, reply)
+            self._last_reply = now
+        for key, problem in pulled.unreadable.items():
+            self._arrive(key, ForgeryError(problem))
+            self._last_reply = now
+        if pulled.lost:
+            self._send_again(pulled.lost)
+        return bool(pulled.replies or pulled.unreadable or pulled.lost)
+
+    def _send_again(self, lost: list[str]) -> None:
+        """Send messages again whose replies were lost with one that cannot be read.
+
+        A task keeps its number, its seed and its due time: with the virtual clock the run ends in
+        the same bits as if nothing had been lost.
+        """
+        log.warning("%d replies were lost with one that cannot be read: sent again", len(lost))
+        tasks = []
+        for key in lost:
+            self._inbox.forget(key)
+            for evaluation in self._evaluations:
+                if (message := evaluation.outstanding.pop(key, None)) is not None:
+                    metadata = message.metadata
+                    again = Message(
+                        message.content,
+                        metadata.dst_node_id,
+                        metadata.message_type,
+                        ttl=self.strategy.message_ttl,
+                    )
+                    if self._push_again([again]):
+                        evaluation.outstanding[again.metadata.message_id] = again
+            if self._unanswered.pop(key, None) is not None:
+                task = self.strategy.state.in_flight[key]
+                tasks.append(task)
+                if task.due is not None:
+                    place = (task.due, task.sequence, key)
+                    del self._unanswered_in_order[bisect_left(self._unanswered_in_order, place)]
+                    self._queue.remove(place)
+                    heapq.heapify(self._queue)
+        with self._changing():
+            messages = self.strategy.repeat_messages(tasks, self.train_config)
+        self._send(messages)
+        for task in tasks:
+            self._inbox.watch(task.message_id)
+
+    def _push_again(self, messages: list[Message]) -> list[str]:
+        """Push messages whose replies are pulled singly; return the ids of those accepted."""
+        accepted = list(self.grid.push_messages(messages)) if messages else []
+        for message_id in accepted:
+            self._inbox.watch(message_id)
+        return accepted
 
     def _is_late(self, now: float) -> bool:
         """Tell whether the message that was sent first is given up."""
@@ -431,12 +502,18 @@ class AsyncLoop:
         task = self.strategy.state.in_flight.get(reply.metadata.reply_to_message_id)
         return -1 if task is None else task.sequence
 
-    def _arrive(self, message_id: str, reply: Message | None) -> None:
+    def _arrive(self, message_id: str, reply: Message | ForgeryError | None) -> None:
+        self._inbox.forget(message_id)
         for evaluation in self._evaluations:
-            if message_id in evaluation.outstanding:
-                evaluation.outstanding.remove(message_id)
-                if reply is not None:
+            if evaluation.outstanding.pop(message_id, None) is not None:
+                if isinstance(reply, Message):
                     evaluation.replies.append(reply)
+                elif reply is not None:
+                    log.warning(
+                        "Evaluation of version %d: a reply is left out: %s",
+                        evaluation.version,
+                        shown(reply, MAX_REASON),
+                    )
                 return
         if self._unanswered.pop(message_id, None) is None:
             return
@@ -479,6 +556,8 @@ class AsyncLoop:
         version = state.version
         if reply is None:
             strategy.reject(task, f"no reply within {self.timeout:g} s")
+        elif isinstance(reply, ForgeryError):
+            strategy.reject(task, str(reply), quarantine=True)
         else:
             with self._server_time():
                 strategy.aggregate_train(version + 1, [reply])
@@ -534,9 +613,12 @@ class AsyncLoop:
         )
         if messages:
             accepted = set(self.grid.push_messages(messages))
-            ids = {message.metadata.message_id for message in messages} & accepted
+            sent = {message.metadata.message_id: message for message in messages}
+            outstanding = {key: message for key, message in sent.items() if key in accepted}
             expires = self.monotonic() + self.timeout
-            self._evaluations.append(_Evaluation(state.version, state.uploads, expires, ids))
+            self._evaluations.append(
+                _Evaluation(state.version, state.uploads, expires, outstanding)
+            )
 
     def _close_evaluations(self, now: float) -> None:
         """Combine federated evaluations that are complete, or out of time."""
@@ -556,12 +638,10 @@ class AsyncLoop:
         pause = _FIRST_PAUSE
         while self._evaluations:
             outstanding = [key for item in self._evaluations for key in item.outstanding]
-            replies = list(self.grid.pull_messages(outstanding)) if outstanding else []
-            for reply in replies:
-                self._arrive(reply.metadata.reply_to_message_id, reply)
+            progress = self._collect(outstanding)
             self._close_evaluations(self.monotonic())
             if self._evaluations:
-                pause = _FIRST_PAUSE if replies else min(2 * pause, _LONGEST_PAUSE)
+                pause = _FIRST_PAUSE if progress else min(2 * pause, _LONGEST_PAUSE)
                 self._rest(pause)
 
     def _emit_evaluated(
@@ -636,6 +716,10 @@ class _Answer:
     partition: int | None = None
     num_examples: int | None = None
     problem: str = ""
+
+
+def _query_message(node_id: int, limit: float) -> Message:
+    return Message(RecordDict(), node_id, MessageType.QUERY, ttl=max(limit, 1.0))
 
 
 def _read_answer(reply: Message) -> _Answer:

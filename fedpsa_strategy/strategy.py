@@ -535,6 +535,17 @@ class AsyncStrategy(Strategy):
         self._forget_models()
         return messages
 
+    def repeat_messages(self, tasks: Iterable[Task], config: ConfigRecord) -> list[Message]:
+        """Return the messages of tasks whose replies were lost: the same ones, under new ids."""
+        state = self.state
+        messages = []
+        for task in tasks:
+            del state.in_flight[task.message_id]
+            state.tasks_of[task.version] -= 1  # sending it counts it again
+            arrays = state.layout.write(*state.models[task.version])
+            messages.append(self.train_message(task, arrays, config))
+        return messages
+
     def task_records(
         self, task: Task, arrays: ArrayRecord, config: ConfigRecord
     ) -> dict[str, ArrayRecord | MetricRecord | ConfigRecord]:

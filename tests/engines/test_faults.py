@@ -197,6 +197,24 @@ from client_app.app import train as honest_train
 from fedpsa_strategy import make_reply
 
 app = ClientApp()
+
+
+def leave_a_metric_without_value():
+    """Let this process send metrics of which one is a name alone, as no honest Flower does."""
+    from flwr.app import MetricRecord
+    from flwr.proto.recorddict_pb2 import MetricRecord as Proto
+    from flwr.supercore.inflatable import inflatable_object
+
+    deflate = MetricRecord.deflate
+    void = Proto(items=[Proto.Item(key="void")]).SerializeToString()
+
+    def deflate_with_void(self):
+        body = inflatable_object.get_object_body(deflate(self), MetricRecord)
+        return inflatable_object.add_header_to_object_body(body + void, self)
+
+    MetricRecord.deflate = deflate_with_void
+
+
 app.evaluate()(evaluate)
 app.query()(query)
 
@@ -215,6 +233,8 @@ def train(message, context):
         arrays[first] = np.zeros((3, 3), np.float32)
     elif fault == "huge":
         arrays = {key: np.full_like(value, 1e6) for key, value in arrays.items()}
+    elif fault == "void":
+        leave_a_metric_without_value()
     elif fault == "sketch":
         # The sketch of the model as the server sent it: it looks like perfect agreement.
         model = node_task(context).make_model(0)
@@ -222,6 +242,10 @@ def train(message, context):
         copied = make_reply(message, model, num_examples=1, context=context)
         reply.content["metrics"]["sketch"] = copied.content["metrics"]["sketch"]
     reply.content["arrays"] = ArrayRecord({key: Array(value) for key, value in arrays.items()})
+    if fault == "byte":
+        array = reply.content["arrays"][first]
+        forged = Array(array.dtype, array.shape, array.stype, array.data + b"\\0")
+        reply.content["arrays"][first] = forged
     return reply
 '''
 
@@ -231,6 +255,8 @@ FAULTS = {
     "shape": "shape (3, 3)",
     "sketch": "sketch is not that of the model",
     "huge": "norm",
+    "byte": "not in NumPy's format",
+    "void": "cannot be decoded",
 }
 
 

@@ -116,6 +116,45 @@ class ScriptedGrid(Grid):
         return sorted(self.nodes).index(message.metadata.dst_node_id)
 
 
+class Unreadable(RecordDict):
+    """A reply that Flower cannot decode, such as one with a metric without a value."""
+
+
+class DecodingGrid(ScriptedGrid):
+    """A grid that does what Flower's does with replies that it cannot decode.
+
+    What a pull finds is deleted, then decoded: if one reply is `Unreadable`, all are lost. Asked
+    for a message that it does not know any more, it answers with an error.
+    """
+
+    def __init__(self, *args, unreadable_query=lambda node: False, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        self.unreadable_query = unreadable_query
+        self.known: dict[str, Message] = {}
+        self.pulls: list[list[str]] = []
+        self.raised = 0
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        messages = list(messages)
+        accepted = list(super().push_messages(messages))
+        self.known |= {message.metadata.message_id: message for message in messages}
+        return accepted
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        message_ids = list(message_ids)
+        self.pulls.append(message_ids)
+        gone = [key for key in message_ids if key not in self.pending]
+        replies = list(super().pull_messages(message_ids))
+        if any(reply.has_content() and isinstance(reply.content, Unreadable) for reply in replies):
+            self.raised += 1
+            raise ValueError("Value must be int or float, not None\x1b[31m")
+        unavailable = Error(code=3, reason="Error: Message Unavailable")
+        return replies + [Message(unavailable, reply_to=self.known[key]) for key in gone]
+
+    def _about(self, node: int) -> RecordDict | Error | None:
+        return Unreadable() if self.unreadable_query(node) else super()._about(node)
+
+
 def model_arrays(values=(0.0, 0.0), dtype=np.float32, **more) -> ArrayRecord:
     arrays = {"w": Array(np.asarray(values, dtype))}
     return ArrayRecord(arrays | {key: Array(np.asarray(value)) for key, value in more.items()})
