@@ -10,7 +10,6 @@ import hashlib
 import io
 import json
 import logging
-import os
 import time
 import zipfile
 from collections.abc import Callable, Mapping
@@ -21,6 +20,12 @@ import numpy as np
 
 from fedpsa_strategy.checks import check_range
 from fedpsa_strategy.errors import FedPSAError
+from fedpsa_strategy.files import (
+    PRIVATE,
+    make_private_folder,
+    remove_leftovers,
+    write_atomically,
+)
 
 log = logging.getLogger("flwr")
 
@@ -64,20 +69,12 @@ class CheckpointStore:
         state : Mapping[str, Any]
             Numbers, texts, None, arrays, and lists and dicts of them.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_private_folder(self.folder)
+        remove_leftovers(self.folder, "checkpoint-*.ckpt")  # of a process that was killed
         path = self.folder / f"checkpoint-{number:012d}.ckpt"
-        temporary = self.folder / f".{path.name}.{os.getpid()}"
         data = pack(state)
         head = f"{_MAGIC.decode()} {FORMAT} {hashlib.sha256(data).hexdigest()}\n".encode()
-        try:
-            with temporary.open("wb") as file:
-                file.write(head)
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        write_atomically(path, head, data, mode=PRIVATE)
         # Higher numbers are of a future that did not happen: the run went on from before it.
         for future in [other for other in self.paths() if other > path]:
             future.unlink(missing_ok=True)

@@ -110,6 +110,10 @@ class Clock(ABC):
     def start(self, at: float = 0.0) -> None:
         """Begin to count, from `at` (not 0 when a run is resumed)."""
 
+    def hold(self, at: float = 0.0) -> None:
+        """Stand still at `at` until the start: waiting for nodes does not count as run time."""
+        self.start(at)
+
     @property
     @abstractmethod
     def now(self) -> float:
@@ -130,15 +134,21 @@ class WallClock(Clock):
     def __init__(self, source: Callable[[], float] = time.monotonic) -> None:
         self._source = source
         self._origin = source()
+        self._held: float | None = None
 
     def start(self, at: float = 0.0) -> None:
         """Begin to count, from `at`."""
+        self._held = None
         self._origin = self._source() - at
+
+    def hold(self, at: float = 0.0) -> None:
+        """Stand still at `at` until the start."""
+        self._held = at
 
     @property
     def now(self) -> float:
         """Seconds since the start."""
-        return self._source() - self._origin
+        return self._source() - self._origin if self._held is None else self._held
 
     def __repr__(self) -> str:
         return "WallClock()"

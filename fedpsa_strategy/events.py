@@ -170,8 +170,32 @@ Listener = Callable[[Event], None]
 _KINDS: dict[str, type[Event]] = {kind.kind: kind for kind in Event.__subclasses__()}
 
 
+# What a field may hold when it comes back from a file; numbers that are not finite are null there.
+_VALUES: dict[str, type | tuple[type, ...]] = {
+    "int": int,
+    "float": (int, float, type(None)),
+    "str": str,
+    "int | None": (int, type(None)),
+    "float | None": (int, float, type(None)),
+    "Mapping[str, Any]": dict,
+}
+
+
 def event_from_dict(values: Mapping[str, Any]) -> Event:
-    """Return the event that `to_dict` was called on; fields it does not know are left out."""
+    """Return the event that `to_dict` was called on; fields it does not know are left out.
+
+    Raises
+    ------
+    KeyError
+        If there is no such kind of event.
+    TypeError
+        If a field is missing or holds something else than it should.
+    """
     kind = _KINDS[values["event"]]
-    known = {item.name for item in fields(kind)}
-    return kind(**{key: value for key, value in values.items() if key in known})
+    found = {}
+    for item in fields(kind):
+        if item.name in values:
+            value = found[item.name] = values[item.name]
+            if isinstance(value, bool) or not isinstance(value, _VALUES[str(item.type)]):
+                raise TypeError(f"{kind.kind}: {item.name}={value!r} must be a {item.type}")
+    return kind(**found)

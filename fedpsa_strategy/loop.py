@@ -143,9 +143,9 @@ class AsyncLoop:
         saved = strategy.resume_from
         tasks = [] if saved is None else self._load_state_dict(saved)
         start_time = 0.0 if saved is None else saved["time"]
-        clock.start(start_time)
+        clock.hold(start_time)  # waiting for nodes does not count as run time
         self._gather_nodes()
-        clock.start(start_time)  # waiting for nodes is no part of the run
+        clock.start(start_time)
         self._started = self._silent_since = self._last_reply = self.monotonic()
         strategy.emit(
             RunStarted(

@@ -51,6 +51,30 @@ def take_snapshot(strategy: AsyncStrategy) -> dict[str, Any]:
     }
 
 
+def check_fits(saved: dict[str, Any], strategy: AsyncStrategy, size: int) -> None:
+    """Refuse a checkpoint of another strategy or model.
+
+    Parameters
+    ----------
+    saved : dict[str, Any]
+        What `take_snapshot` returned.
+    strategy : AsyncStrategy
+        What is to go on from it.
+    size : int
+        The values in the strategy's model.
+
+    Raises
+    ------
+    ResumeError
+        Says what differs.
+    """
+    name = type(strategy).__name__
+    if saved["strategy"] != name:
+        raise ResumeError(f"the checkpoint is of {saved['strategy']}, this run uses {name}")
+    if saved["size"] != size:
+        raise ResumeError(f"the checkpoint's model has {saved['size']} values, this run's {size}")
+
+
 def restore_snapshot(strategy: AsyncStrategy, saved: dict[str, Any]) -> list[Task]:
     """Put a new run where a saved one was; return the tasks that were in flight.
 
@@ -59,14 +83,7 @@ def restore_snapshot(strategy: AsyncStrategy, saved: dict[str, Any]) -> list[Tas
     from fedpsa_strategy.strategy import Task
 
     state = strategy.state
-    if saved["strategy"] != type(strategy).__name__:
-        raise ResumeError(
-            f"the checkpoint is of {saved['strategy']}, this run uses {type(strategy).__name__}"
-        )
-    if saved["size"] != state.layout.size:
-        raise ResumeError(
-            f"the checkpoint's model has {saved['size']} values, this run's {state.layout.size}"
-        )
+    check_fits(saved, strategy, state.layout.size)
     state.version = saved["version"]
     state.uploads = saved["uploads"]
     state.rejected = saved["rejected"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import platform
+from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -14,13 +15,18 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fedpsa_strategy.checkpoint import Checkpointer, CheckpointStore, load
-from fedpsa_strategy.events import Listener
+from fedpsa_strategy.checkpoint import Checkpointer
+from fedpsa_strategy.errors import FedPSAError
+from fedpsa_strategy.layout import Layout
 from fedpsa_strategy.loop import STOP_REQUESTED
+from fedpsa_strategy.snapshot import check_fits
 from server_app.build import build_experiment, make_task
 from server_app.curve import draw_curve
+from server_app.event_log import EventLog, complete_size, read_events
+from server_app.places import run_name, runs_folder, unused
 from server_app.progress import DAY, Progress, area_under_curve
-from server_app.run_dir import EventLog, RunDir, model_sha256, read_events
+from server_app.resume import checkpoint_store, limits_of, load_checkpoint
+from server_app.run_dir import CURVE, RunDir, RunDirError, model_sha256
 from server_app.settings import Settings, SettingsError
 from server_app.stopping import StopSignals
 from server_app.task_defaults import resolve
@@ -33,6 +39,10 @@ app = ServerApp()
 
 # Flower gives a signal once and may hold up the run's thread: it must not wait for ever.
 _PATIENCE = 2.5
+
+
+class NothingLearnedError(FedPSAError):
+    """A run that ended without a single new version of the model; the text says why."""
 
 
 @app.main()
@@ -53,8 +63,8 @@ def _note_refusal(path: object, error: str) -> None:
     """Leave the reason in the run's folder, where whoever started the run looks for it."""
     if isinstance(path, str) and path:
         # A folder that holds a run stays as it is, and one that cannot be made is no news.
-        with suppress(OSError, ValueError):
-            RunDir(Path(path)).write_summary({"status": "failed", "error": error})
+        with suppress(OSError, ValueError, RunDirError), RunDir(Path(path)) as run_dir:
+            run_dir.write_summary({"status": "failed", "error": error})
 
 
 def run_settings(
@@ -73,33 +83,43 @@ def run_settings(
         is a file `stop-requested` in its folder.
     """
     if not settings.run_dir:
-        default = RunDir.default_path(settings.strategy, settings.data_name)
-        settings = replace(settings, run_dir=str(default))
-    run_dir = RunDir(Path(settings.run_dir), resume=bool(settings.resume))
-    progress = Progress(
-        settings.status_interval, settings.clock == "virtual", _share_done(settings)
-    )
+        path = unused(runs_folder() / run_name(settings.strategy, settings.data_name))
+        settings = replace(settings, run_dir=str(path))
+    with RunDir(Path(settings.run_dir), resume=bool(settings.resume)) as run_dir:
+        log.info("Results go to %s", run_dir.path)
+        summary = _run(grid, settings, run_dir, stop_fn)
+    _log_summary(summary, run_dir.path)
+    return summary
+
+
+def _run(
+    grid: Grid, settings: Settings, run_dir: RunDir, stop_fn: Callable[[], bool] | None
+) -> dict[str, Any]:
+    progress = Progress(settings.status_interval, settings.clock == "virtual", limits_of(settings))
     summary: dict[str, Any] = {"status": "failed", "settings": settings.to_run_config()}
+    begun = not settings.resume  # a resume that is refused leaves everything as it was
+    saved = None
     try:
         set_threads(settings.threads)
-        saved = load_checkpoint(settings, run_dir) if settings.resume else None
+        if settings.resume:
+            saved = load_checkpoint(settings)
         settings = resolve(settings, None if saved is None else saved["extra"]["settings"])
         summary["settings"] = settings.to_run_config()
-        run_dir.write_config(settings.to_run_config())
-        keep = 0 if saved is None else saved["extra"]["events_size"]
-        if saved is not None:
-            progress.replay(read_events(run_dir.events_path, keep))
-            log.info("Resuming at version %d, %d uploads", saved["version"], saved["uploads"])
         if (prepare := getattr(make_task(settings), "prepare", None)) is not None:
             prepare()
+        experiment = build_experiment(settings, [progress])
+        strategy = experiment.strategy
+        if saved is not None:
+            check_fits(saved, strategy, Layout(experiment.initial_arrays).size)
+        begun = True
+        run_dir.write_config(settings.to_run_config())
+        keep = 0 if saved is None else _replay(saved, settings, run_dir, progress)
         with ExitStack() as stack:
             event_log = stack.enter_context(EventLog(run_dir.events_path, keep))
-            listeners: list[Listener] = [event_log, progress]
+            strategy.listeners.insert(0, event_log)
             if settings.tensorboard:
                 board = TensorBoardLog(run_dir.path / "tensorboard")
-                listeners.append(stack.enter_context(board))
-            experiment = build_experiment(settings, listeners)
-            strategy = experiment.strategy
+                strategy.listeners.append(stack.enter_context(board))
             # On the Ray engine no signal reaches this thread; a file does on every engine.
             requested = (run_dir.path / "stop-requested").exists
             strategy.stop_fn = lambda: requested() or (stop_fn is not None and stop_fn())
@@ -108,7 +128,8 @@ def run_settings(
                 checkpoint_store(settings, run_dir.path),
                 settings.checkpoint_versions,
                 settings.checkpoint_seconds,
-                lambda: {"settings": settings.to_run_config(), "events_size": event_log.size},
+                # The events that a checkpoint counts are on the disk before it is.
+                lambda: {"settings": settings.to_run_config(), "events_size": event_log.sync()},
             )
             result = strategy.start(
                 grid=grid,
@@ -118,9 +139,12 @@ def run_settings(
                 train_config=experiment.train_config,
                 evaluate_fn=experiment.evaluate_fn,
             )
+        stopped = progress.end_reason == STOP_REQUESTED
+        if not progress.version and not stopped:
+            raise NothingLearnedError(_why_nothing(progress, strategy.state.reasons))
         run_dir.write_model(result.arrays)
-        run_dir.write("curve.png", _picture(settings, progress))
-        summary["status"] = "stopped" if progress.end_reason == STOP_REQUESTED else "completed"
+        run_dir.write(CURVE, _picture(settings, progress))
+        summary["status"] = "stopped" if stopped else "completed"
         summary["model_sha256"] = model_sha256(result.arrays)
     except BaseException as error:
         # A signal, or Flower's word that the run was stopped.
@@ -129,44 +153,47 @@ def run_settings(
         summary["error"] = f"{type(error).__name__}: {error}"
         raise
     finally:
-        summary |= _numbers(progress)
-        run_dir.write_summary(summary)
-    _log_summary(summary, run_dir.path)
+        if begun:
+            summary |= _numbers(progress)
+            _write_summary(run_dir, summary)
     return summary
 
 
-def checkpoint_store(settings: Settings, folder: Path) -> CheckpointStore:
-    """Return where the checkpoints of the run in a folder are."""
-    return CheckpointStore(folder / "checkpoints", settings.checkpoint_keep)
+def _write_summary(run_dir: RunDir, summary: dict[str, Any]) -> None:
+    try:
+        run_dir.write_summary(summary)
+    except OSError as error:
+        if "error" not in summary:
+            raise
+        log.error("The summary could not be written: %s", error)  # what went wrong first is raised
 
 
-def load_checkpoint(settings: Settings, run_dir: RunDir) -> dict[str, Any]:
-    """Return the checkpoint to go on from, if the settings still fit it."""
-    path = run_dir.path if settings.resume == "true" else Path(settings.resume)
-    saved = checkpoint_store(settings, path).load_newest() if path.is_dir() else load(path)
-    before = saved["extra"]["settings"]
-    if changed := resolve(settings, before).changed_since(before):
-        listed = ", ".join(
-            f"{key} was {then!r}, now {now!r}" for key, (then, now) in changed.items()
+def _replay(saved: dict[str, Any], settings: Settings, run_dir: RunDir, progress: Progress) -> int:
+    """Tell `progress` what happened before a checkpoint; return how much of the log that is."""
+    counted = saved["extra"]["events_size"]
+    keep = complete_size(run_dir.events_path, counted)
+    progress.replay(read_events(run_dir.events_path, keep))
+    if keep < counted:
+        log.warning(
+            "%s has %d of the %d bytes that the checkpoint counts: the other events are lost",
+            run_dir.events_path,
+            keep,
+            counted,
         )
-        raise SettingsError(f"a resumed run must keep its settings: {listed}")
-    return saved
+        # Else the next resume would take what is written from here on for events before it.
+        saved["extra"]["events_size"] = keep
+        checkpoint_store(settings, run_dir.path).save(saved["sequence"], saved)
+    log.info("Resuming at version %d, %d uploads", saved["version"], saved["uploads"])
+    return keep
 
 
-def _share_done(settings: Settings) -> Any:
-    """Return a function that tells how much of a run is done, by the limit that is nearest."""
-
-    def share(progress: Progress) -> float:
-        shares = [0.0]
-        if settings.num_server_rounds:
-            shares.append(progress.version / settings.num_server_rounds)
-        if settings.clock == "virtual" and settings.virtual_days:
-            shares.append(progress.time / (settings.virtual_days * DAY))
-        if settings.time_limit:
-            shares.append(progress.seconds / settings.time_limit)
-        return min(max(shares), 1.0)
-
-    return share
+def _why_nothing(progress: Progress, reasons: Counter[str]) -> str:
+    text = (
+        f"the run ended without a new version of the model ({progress.end_reason}): "
+        f"{progress.uploads} uploads were accepted, {progress.rejected} replies rejected"
+    )
+    listed = "; ".join(f"{count}x {reason}" for reason, count in reasons.most_common(3))
+    return f"{text}. Most frequent reasons: {listed}" if listed else text
 
 
 def _picture(settings: Settings, progress: Progress) -> bytes:

@@ -7,6 +7,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
 from typing import Any
@@ -30,6 +31,25 @@ DAY = 86_400
 _RECENT = 50  # uploads that the means of the status line cover
 
 
+@dataclass(frozen=True)
+class Limits:
+    """What ends a run, whichever comes first; None: no such limit.
+
+    Parameters
+    ----------
+    versions : int | None (default: None)
+        The version.
+    time : float | None (default: None)
+        The run's own time.
+    seconds : float | None (default: None)
+        Real seconds since this process took the run up.
+    """
+
+    versions: int | None = None
+    time: float | None = None
+    seconds: float | None = None
+
+
 class Progress:
     """Listener that keeps count and logs a status line every few seconds.
 
@@ -39,8 +59,8 @@ class Progress:
         Seconds between two status lines.
     virtual : bool
         Whether the run's time is virtual.
-    share_done : Callable[[Progress], float]
-        How much of the run is done, 0 to 1, for the time left; 0 if unknown.
+    limits : Limits (default: no limits)
+        What ends the run, for the time left.
     monotonic : Callable[[], float] (default: time.monotonic)
         Real time.
     """
@@ -49,12 +69,12 @@ class Progress:
         self,
         interval: float,
         virtual: bool,
-        share_done: Callable[[Progress], float],
+        limits: Limits | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.interval = interval
         self.virtual = virtual
-        self.share_done = share_done
+        self.limits = limits or Limits()
         self.monotonic = monotonic
         self.time = 0.0
         self.version = 0
@@ -76,7 +96,9 @@ class Progress:
         self._sums: dict[str, tuple[float, int]] = {}
         self._started = monotonic()
         self._last_line = self._started
-        self._earlier_uploads = 0  # before this process went on
+        # Where the run stood when this process took it up.
+        self._earlier_uploads = self._earlier_versions = 0
+        self._earlier_time = 0.0
 
     @property
     def seconds(self) -> float:
@@ -88,6 +110,19 @@ class Progress:
         """Accepted uploads per real second, since the first message."""
         seconds = self.seconds
         return (self.uploads - self._earlier_uploads) / seconds if seconds > 0 else None
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Real seconds to the nearest limit, at the pace of this process; None if not known."""
+        seconds, limits = self.seconds, self.limits
+        left = [] if limits.seconds is None else [limits.seconds - seconds]
+        for limit, now, earlier in (
+            (limits.versions, self.version, self._earlier_versions),
+            (limits.time, self.time, self._earlier_time),
+        ):
+            if limit is not None and now > earlier:
+                left.append(seconds * (limit - now) / (now - earlier))
+        return max(min(left), 0.0) if left else None
 
     def mean(self, name: str) -> float | None:
         """Return the mean over the whole run of what uploads and versions tell.
@@ -105,9 +140,12 @@ class Progress:
         self.time = event.time
         match event:
             case RunStarted():
+                # What a checkpoint says counts, whatever became of the events before it.
+                self.version, self.uploads = event.version, event.uploads
+                self.rejected = event.rejected
+                self._earlier_versions, self._earlier_uploads = event.version, event.uploads
+                self._earlier_time = event.time
                 self._started = self.monotonic()
-                self._earlier_uploads = self.uploads
-                self.version = event.version
                 log.info(
                     "%d clients, %d kept busy, %s parameters",
                     event.num_clients,
@@ -149,8 +187,7 @@ class Progress:
     def line(self) -> str:
         """Return the status line."""
         rate = self.uploads_per_second or 0.0
-        share = self.share_done(self)
-        left = _duration(self.seconds * (1 / share - 1)) if 0 < share <= 1 else "?"
+        left = "?" if self.seconds_left is None else _duration(self.seconds_left)
         moment = f"day {self.time / DAY:.3f}" if self.virtual else _duration(self.time)
         parts = [
             moment,
@@ -195,7 +232,9 @@ class Progress:
             self.best_accuracy = max(accuracy, self.best_accuracy or 0.0)
             self.curve.append((event.time, accuracy))
 
-    def _add(self, name: str, value: float) -> None:
+    def _add(self, name: str, value: Any) -> None:
+        if not isinstance(value, int | float):
+            return
         total, count = self._sums.get(name, (0.0, 0))
         self._sums[name] = (total + value, count + 1)
 

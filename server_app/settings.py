@@ -355,7 +355,9 @@ class Settings:
 
     # Places
     run_dir: str = _setting(
-        "", "absolute path of the run's folder; empty: runs/<time>-<strategy>-<dataset or task>"
+        "",
+        "absolute path of the run's folder; empty: <time>-<strategy>-<dataset or task> in runs/ if"
+        " the server works in this app's folder, else in ~/.local/state/fedpsa/runs",
     )
     data_dir: str = _setting("", "where dataset files are; empty: the user's cache folder")
     cache_dir: str = _setting("", "where prepared arrays are kept; empty: the user's cache folder")

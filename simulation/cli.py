@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from server_app.places import run_name, unused
 from simulation.app_config import check_keys, default_run_config
 from simulation.arguments import parse_value, setting, share_of_gpus, whole_number
 from simulation.engines.grpc import run_on_processes
@@ -236,17 +237,8 @@ def build_run_config(
 
 def _new_run_dir(settings: RunConfig, defaults: Mapping[str, ConfigValue], now: datetime) -> Path:
     merged = {**defaults, **settings}
-    data = str(merged.get("task") or merged.get("dataset") or "").replace(":", ".")
-    parts = [f"{now:%Y%m%dT%H%M%SZ}", merged.get("strategy"), data]
-    return _unused(Path("runs") / "-".join(str(part) for part in parts if part))
-
-
-def _unused(path: Path) -> Path:
-    number, candidate = 1, path
-    while candidate.exists():
-        number += 1
-        candidate = path.with_name(f"{path.name}-{number}")
-    return candidate
+    data = str(merged.get("task") or merged.get("dataset") or "")
+    return unused(Path("runs") / run_name(str(merged.get("strategy") or ""), data, now))
 
 
 def _launch(arguments: argparse.Namespace, engine: Engine) -> int:

@@ -6,7 +6,10 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from fedpsa_strategy.checkpoint import CheckpointError
 from fedpsa_strategy.checks import shown
+from server_app.places import holds_run
+from server_app.resume import load_checkpoint
 from server_app.settings import Settings, SettingsError
 from simulation.environment import ConfigValue
 from simulation.errors import Refused
@@ -25,16 +28,21 @@ def check_launch(run_config: Mapping[str, ConfigValue]) -> list[str]:
     except SettingsError as error:
         raise Refused(str(error)) from error
     check_folder("run-dir", Path(settings.run_dir))
-    holds_run = (Path(settings.run_dir) / "events.jsonl").exists()
-    if settings.resume == "true" and not holds_run:
+    begun = holds_run(Path(settings.run_dir))
+    if settings.resume == "true" and not begun:
         raise Refused(f"resume = 'true': run-dir {settings.run_dir} holds no run to go on from")
     if settings.resume not in ("", "true") and not _exists(settings.resume):
         raise Refused(f"resume = {shown(settings.resume)}: there is no such run or checkpoint")
-    if holds_run and not settings.resume:
+    if begun and not settings.resume:
         raise Refused(
             f"run-dir = {settings.run_dir!r}: already holds a run: choose another folder, or"
             " resume=true to go on from its newest checkpoint"
         )
+    if settings.resume:
+        try:
+            load_checkpoint(settings)
+        except (SettingsError, CheckpointError) as error:
+            raise Refused(str(error)) from error
     if settings.data_dir and not _exists(settings.data_dir):
         raise Refused(f"data-dir = {shown(settings.data_dir)}: there is no such folder")
     if settings.cache_dir:

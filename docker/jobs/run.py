@@ -21,6 +21,7 @@ from types import FrameType
 from typing import Any
 
 from jobs.control import CommandFailed, connect, flwr
+from server_app.places import run_name
 from simulation.app_config import check_keys, default_run_config
 from simulation.arguments import parse_value
 from simulation.engines.flower.log_filter import readable
@@ -79,7 +80,8 @@ def build_run_config(
         config[key] = parse_value(value, defaults.get(key))
     check_keys(config, defaults)
     merged = {**defaults, **config}
-    name = name or f"{now:%Y%m%dT%H%M%SZ}-{merged['strategy']}-{merged['dataset']}"
+    data = str(merged["task"] or merged["dataset"])
+    name = name or run_name(str(merged["strategy"]), data, now)
     if name != Path(name).name or name in (".", ".."):
         raise LaunchFailed(f"RUN_NAME={name!r} is not a plain folder name.")
     config["run-dir"] = str(runs_dir / name)

@@ -13,6 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from fedpsa_strategy.files import open_regular
 from server_app.dashboard.state import RunState
 from server_app.dashboard.tail import Tail
 
@@ -168,7 +169,8 @@ def _load(path: Path) -> dict[str, Any]:
 def _load_version(path: Path, changed: float) -> dict[str, Any]:  # noqa: ARG001
     """Return what is in a TOML or JSON file; nothing, if it is not readable (yet)."""
     try:
-        text = path.read_text()
+        with open_regular(path) as file:
+            text = file.read().decode()
         content = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
     except (OSError, ValueError, RecursionError):
         return {}

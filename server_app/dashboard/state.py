@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter, deque
 from collections.abc import Iterable
@@ -11,6 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from server_app.dashboard.series import Series, short
+from server_app.event_log import parse_line
 
 _MEAN_OVER = 50  # recent uploads, as in the status line of a run
 _UPLOADS, _BUFFERS, _REJECTIONS = 300, 30, 50  # the last ones are shown
@@ -75,8 +75,8 @@ class RunState:
         if not line.strip():
             return
         try:
-            event = json.loads(line.decode())
-            kind, self.time = event["event"], _number(event["time"])
+            event = parse_line(line)
+            kind, self.time = event["event"], float(event["time"])
             if "wall" in event:
                 self.wall = _number(event["wall"])
                 if self._wall_zero is not None and kind not in _BEFORE_START:
@@ -84,7 +84,7 @@ class RunState:
             handler = getattr(self, "_on_" + kind, None)
             if handler is not None:  # kinds of newer versions are none of our business
                 handler(event)
-        except (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError):
+        except (ValueError, TypeError, LookupError, AttributeError, OverflowError):
             self.damaged += 1
 
     # --- One method per kind of event; it reads all it needs before it changes anything --------

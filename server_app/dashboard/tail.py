@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fedpsa_strategy.files import open_regular
+
 CHUNK = 4 * 2**20
 _REMEMBERED = 64
 
@@ -33,7 +35,7 @@ class Tail:
         """
         restarted = False
         try:
-            with self.path.open("rb") as file:
+            with open_regular(self.path) as file:
                 # Truncated, replaced or rewritten: in every case these bytes are other ones.
                 file.seek(self.offset - len(self._last))
                 if file.read(len(self._last)) != self._last:

@@ -7,10 +7,10 @@ import html
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedpsa_strategy.files import write_atomically
 from simulation.errors import RunFailed
 from simulation.experiments.caption import short_caption, shown
 from simulation.experiments.catalogue import EXPERIMENTS, Experiment
-from simulation.experiments.files import write_atomically
 from simulation.experiments.html import inline_svg, to_html
 from simulation.experiments.markdown import DATASETS
 from simulation.experiments.options import PAPER_DAYS

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from fedpsa_strategy.files import write_atomically
 from simulation.experiments.caption import origin_text, scale_text, seeds_text, short_caption
 from simulation.experiments.catalogue import Experiment
 from simulation.experiments.cells import Cell
-from simulation.experiments.files import write_atomically
 from simulation.experiments.rows import FAILED, Row, make_row, to_lines
 from simulation.experiments.store import CellStore
 from simulation.experiments.style import render

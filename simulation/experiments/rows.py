@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
 
+from server_app.event_log import read_events
 from server_app.progress import DAY
 from simulation.experiments.cells import Cell, Label
 from simulation.experiments.store import CellStore, Summary
@@ -118,20 +119,25 @@ def make_row(cell: Cell, store: CellStore, reason: str = "", series: str = "") -
     if summary is None:
         status = FAILED if reason else MISSING
         return Row(labels, cell.id, status, reason=reason, scale=scale)
-    events = store.path(cell) / "events.jsonl"
+    fedpsa, duration = cell.settings.strategy == "fedpsa", cell.settings.virtual_days * DAY
+    events = _read(
+        store.path(cell) / "events.jsonl",
+        "evaluate",
+        *(["upload"] if series else []),
+        *(["aggregate"] if fedpsa else []),
+    )
     curve = [
         (event["time"] / DAY, event["metrics"]["accuracy"])
-        for event in _read(events, "evaluate")
+        for event in events["evaluate"]
         if event["where"] == "server" and event["metrics"].get("accuracy") is not None
     ]
     found: dict[str, Any] = {}
     if series == "pairs":
-        found["pairs"] = kappa_pairs(_read(events, "upload"))
+        found["pairs"] = kappa_pairs(events["upload"])
     elif series == "gaps":
-        found["gaps"] = version_gaps(_read(events, "upload"), cell.settings.virtual_days * DAY)
-    if cell.settings.strategy == "fedpsa":
-        duration = cell.settings.virtual_days * DAY
-        found["stages"] = kappa_stages(_read(events, "aggregate"), duration)
+        found["gaps"] = version_gaps(events["upload"], duration)
+    if fedpsa:
+        found["stages"] = kappa_stages(events["aggregate"], duration)
     circumstances = store.circumstances(cell)
     circumstances.pop("labels", None)
     return Row(
@@ -305,10 +311,9 @@ def _rounded(value: Any) -> float | None:
     return float(f"{value:.7g}") if isinstance(value, float) else value
 
 
-def _read(path: Path, kind: str) -> Iterator[dict[str, Any]]:
-    """Yield the events of one kind; others are not even decoded."""
-    start = f'{{"event": "{kind}"'.encode()
-    with path.open("rb") as file:
-        for line in file:
-            if line.startswith(start):
-                yield json.loads(line)
+def _read(path: Path, *kinds: str) -> dict[str, list[dict[str, Any]]]:
+    """Return the events of some kinds."""
+    found: dict[str, list[dict[str, Any]]] = {kind: [] for kind in kinds}
+    for event in read_events(path, kinds=kinds):
+        found[event.kind].append(event.to_dict())
+    return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import shutil
 import tomllib
@@ -12,10 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedpsa_strategy.checkpoint import CheckpointError, CheckpointStore
+from fedpsa_strategy.files import make_private_folder, try_lock, write_atomically
+from server_app.run_dir import LOCK
 from server_app.settings import Settings
 from simulation.environment import ConfigValue
 from simulation.experiments.cells import Cell, decisive_keys, first_defaults
-from simulation.experiments.files import write_atomically
 
 Summary = dict[str, Any]
 
@@ -58,16 +59,14 @@ class CellStore:
         checkpoints are damaged, or that was set up by another version of this program.
         """
         path = self.path(cell)
-        summary = self.summary(cell) or {}
         goes_on = (
-            any(path.glob("checkpoints/*.ckpt"))
-            and (path / "events.jsonl").exists()
+            (path / "events.jsonl").is_file()
             and not _changed(cell, path / "config.toml")
-            and not str(summary.get("error", "")).startswith("CheckpointError")
+            and _has_checkpoint(path)
         )
         if not goes_on:
             shutil.rmtree(path, ignore_errors=True)
-        path.mkdir(parents=True, exist_ok=True)
+        make_private_folder(path)
         # Else a process that dies at once would seem to have ended like the one before it.
         (path / "summary.json").unlink(missing_ok=True)
         note = {"labels": dict(cell.labels), **circumstances}
@@ -83,13 +82,22 @@ class CellStore:
         """Reserve a cell, so that two commands do not run it at a time; False: it is taken."""
         locks = self.folder / ".locks"
         locks.mkdir(parents=True, exist_ok=True)
-        with (locks / cell.id).open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                yield False
-            else:
-                yield True
+        with contextlib.ExitStack() as stack:
+            lock = try_lock(locks / cell.id)
+            if lock is not None:
+                stack.enter_context(lock)
+            # A run may outlive the command that started it, by the time that it takes to save.
+            yield lock is not None and not self._in_use(cell)
+
+    def _in_use(self, cell: Cell) -> bool:
+        """Tell whether a process works in a cell's folder."""
+        path = self.path(cell) / LOCK
+        if not path.exists():
+            return False
+        lock = try_lock(path)
+        if lock is not None:
+            lock.close()
+        return lock is None
 
     def rates(self, cells: Sequence[Cell]) -> dict[str, list[float]]:
         """Return the uploads per second of the finished ones of these cells, by dataset."""
@@ -117,6 +125,14 @@ def _changed(cell: Cell, path: Path) -> bool:
         return True
     now = Settings.from_run_config(cell.run_config)
     return bool(now.resolved(before).changed_since(before))
+
+
+def _has_checkpoint(path: Path) -> bool:
+    try:
+        CheckpointStore(path / "checkpoints").load_newest()
+    except CheckpointError:
+        return False
+    return True
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from fedpsa_strategy.events import Evaluated, event_from_dict
 from server_app.dashboard.tail import Tail
+from server_app.event_log import parse_line
 from server_app.progress import DAY
 
 
@@ -68,18 +70,15 @@ class Watch:
 
     def look(self) -> None:
         """Read what has happened since the last look."""
-        last = b""
         while True:
             restarted, lines = self._tail.read()
             if restarted:  # a resumed run cuts off what came after its checkpoint
                 self.uploads, self._first = 0, None
             if not lines:
                 break
-            last = lines[-1]
             for line in lines:
                 self._take(line)
-        if last:
-            self.day = json.loads(last).get("time", 0.0) / DAY
+            self._take_time(lines)
         if self._first is None and self.uploads:
             self._first = (self._monotonic(), self.day, self.uploads)
 
@@ -88,5 +87,14 @@ class Watch:
         if line.startswith(b'{"event": "upload"'):
             self.uploads += 1
         elif line.startswith(b'{"event": "evaluate"'):
-            accuracy = json.loads(line).get("metrics", {}).get("accuracy")
-            self.accuracy = self.accuracy if accuracy is None else accuracy
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                event = event_from_dict(parse_line(line))
+                if isinstance(event, Evaluated):
+                    accuracy = event.metrics.get("accuracy")
+                    self.accuracy = self.accuracy if accuracy is None else accuracy
+
+    def _take_time(self, lines: list[bytes]) -> None:
+        for line in reversed(lines):
+            with contextlib.suppress(ValueError):  # the last one that is not damaged
+                self.day = parse_line(line)["time"] / DAY
+                return

@@ -56,7 +56,7 @@ def events(run_dir, kind=None):
 
 def uploads(run_dir):
     """Return what was uploaded, without what differs between two runs of the same settings."""
-    other = ("wall", "node_id", "metrics")
+    other = ("wall", "node_id", "metrics", "crc32")
     return [
         {key: value for key, value in event.items() if key not in other}
         for event in events(run_dir, "upload")

@@ -289,6 +289,15 @@ def test_the_newest_are_kept(tmp_path):
     assert len(list(tmp_path.iterdir())) == 2
 
 
+def test_what_a_killed_process_left_is_removed_and_others_read_nothing(tmp_path):
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    (folder / ".checkpoint-000000000001.ckpt.4711").write_bytes(b"half")
+    path = CheckpointStore(folder).save(2, {"x": 2})
+    assert list(folder.iterdir()) == [path]
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
 def test_a_future_that_did_not_happen_is_removed(tmp_path):
     store = CheckpointStore(tmp_path, keep=1)
     store.save(9, {"number": 9}).write_bytes(b"damaged")

@@ -79,3 +79,12 @@ def test_wall_clock_counts_from_its_start():
     clock = WallClock(lambda: next(times))
     clock.start(at=10.0)
     assert clock.now == 13.5
+
+
+def test_a_wall_clock_that_is_held_stands_still():
+    times = iter([100.0, 200.0, 203.5])
+    clock = WallClock(lambda: next(times))
+    clock.hold(at=10.0)
+    assert clock.now == clock.now == 10.0
+    clock.start(at=10.0)
+    assert clock.now == 13.5

@@ -535,6 +535,20 @@ def test_with_the_virtual_clock_unknown_or_double_partitions_are_errors():
         run(FedBuff(**virtual(2)), grid)
 
 
+def test_the_time_of_a_run_stands_still_until_its_nodes_are_there():
+    events = Recorder()
+    grid = ScriptedGrid(2, lambda message: update([1.0, 0.0]))
+    nodes = grid.nodes
+    grid.get_node_ids = lambda: nodes if grid.time.now >= 30 else []
+    strategy = FedBuff(buffer_size=2, max_in_flight=2, min_available_nodes=2, listeners=[events])
+    run(strategy, grid)
+    assert len(events.of("wait")) > 5
+    assert {event.time for event in events.of("wait") + events.of("join")} == {0.0}
+    times = [event.time for event in events]
+    assert times == sorted(times)
+    assert 0 < times[-1] < 1
+
+
 def test_with_the_wall_clock_a_silent_node_still_takes_part():
     grid = ScriptedGrid(2, lambda message: update())
     grid.delay = lambda message: 0.1 if in_train(message) else 1e9

@@ -15,7 +15,7 @@ from fedpsa_strategy.events import Evaluated, Rejected, RunStarted, Uploaded
 from server_app.dashboard import __main__ as command
 from server_app.dashboard.app import is_loopback, make_app
 from server_app.dashboard.library import Library
-from server_app.run_dir import EventLog
+from server_app.event_log import EventLog
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from fedpsa_strategy.events import (
     Uploaded,
     Waiting,
 )
-from server_app.run_dir import EventLog
+from server_app.event_log import EventLog
 
 ROOT = Path(__file__).parents[2]
 CHROMIUM = next(

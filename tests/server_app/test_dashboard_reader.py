@@ -13,7 +13,7 @@ from server_app.dashboard.library import Library, NoRunError, Run
 from server_app.dashboard.series import Series
 from server_app.dashboard.state import RunState
 from server_app.dashboard.tail import Tail
-from server_app.run_dir import EventLog
+from server_app.event_log import EventLog
 
 NODE = 2**64 - 3  # JavaScript's numbers cannot hold it
 
@@ -483,6 +483,16 @@ def test_damaged_files_do_not_stop_the_dashboard(tmp_path, name, content):
     run = Run(write_run(tmp_path / "run", start(), upload(1.0, 0)))
     (run.path / name).write_bytes(content)
     json.dumps(run.snapshot(), allow_nan=False)
+
+
+@pytest.mark.parametrize("name", ["events.jsonl", "summary.json", "config.toml"])
+def test_a_pipe_does_not_hang_the_dashboard(tmp_path, name):
+    (tmp_path / "engine-logs").mkdir()
+    os.mkfifo(tmp_path / name)
+    snapshot = Run(tmp_path).snapshot()
+    expected = "events.jsonl cannot be read: it is not an ordinary file"
+    assert snapshot["problem"] == (expected if name == "events.jsonl" else None)
+    assert len(Library([tmp_path]).runs()) == 1
 
 
 def test_an_unreadable_events_file_is_reported(tmp_path):

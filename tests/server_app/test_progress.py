@@ -4,7 +4,7 @@ import pytest
 
 from fedpsa_strategy.events import Aggregated, Evaluated, RunStarted, Uploaded, Waiting
 from server_app.curve import draw_curve
-from server_app.progress import Progress, area_under_curve
+from server_app.progress import Limits, Progress, area_under_curve
 
 
 class FakeTime:
@@ -32,7 +32,7 @@ def upload(time, staleness, kappa):
 def test_the_status_line_shows_what_happened_every_few_seconds(caplog):
     caplog.set_level(logging.INFO, "flwr")
     clock = FakeTime()
-    progress = Progress(3.0, True, lambda progress: progress.version / 4, clock)
+    progress = Progress(3.0, True, Limits(versions=4), clock)
     progress(RunStarted(time=0, num_clients=4, max_in_flight=2, num_parameters=9, version=0))
     progress(upload(8640.0, 1, 0.5))
     progress(upload(8640.0, 2, 0.7))
@@ -63,7 +63,7 @@ def test_the_status_line_shows_what_happened_every_few_seconds(caplog):
 
 
 def test_a_task_without_accuracy_shows_its_loss():
-    progress = Progress(3.0, True, lambda progress: 0.0, FakeTime())
+    progress = Progress(3.0, True, monotonic=FakeTime())
     assert "accuracy -" in progress.line()
     for time, loss in ((0.0, 2.0), (60.0, 0.12345)):
         progress(Evaluated(time=time, version=0, uploads=0, where="server", metrics={"loss": loss}))
@@ -75,10 +75,37 @@ def test_a_task_without_accuracy_shows_its_loss():
 def test_waiting_is_visible_before_the_first_upload(caplog):
     caplog.set_level(logging.INFO, "flwr")
     clock = FakeTime()
-    progress = Progress(3.0, False, lambda progress: 0.0, clock)
+    progress = Progress(3.0, False, monotonic=clock)
     clock.now = 5.0
     progress(Waiting(time=0.0, reason="3 of 4 nodes connected"))
     assert caplog.messages == ["waiting: 3 of 4 nodes connected"]
+
+
+def started(time=0.0, **numbers):
+    numbers = {"version": 0, "uploads": 0, "rejected": 0} | numbers
+    return RunStarted(time=time, num_clients=4, max_in_flight=2, num_parameters=9, **numbers)
+
+
+def test_the_time_left_after_a_resume_is_that_of_what_is_left():
+    clock = FakeTime()
+    progress = Progress(3.0, True, Limits(versions=100, time=1000.0), clock)
+    # An hour ago, in another process, of which half the events are lost.
+    progress.replay(
+        [started(), upload(400.0, 1, 0.5), Aggregated(time=400.0, version=40, uploads=1)]
+    )
+    progress(started(time=500.0, version=50, uploads=7, rejected=3))
+    assert (progress.version, progress.uploads, progress.rejected) == (50, 7, 3)
+    assert progress.seconds_left is None
+    assert "? left" in progress.line()
+    clock.now = 10.0
+    progress(Aggregated(time=550.0, version=51, uploads=9))
+    # 10 s for a version of 50, and for 50 of 500 units of time, which end the run first.
+    assert progress.seconds_left == pytest.approx(90.0)
+    assert "2min left" in progress.line()
+    progress = Progress(3.0, True, Limits(versions=100, seconds=30.0), clock)
+    progress(started(version=50))
+    clock.now = 25.0
+    assert progress.seconds_left == 15.0
 
 
 def test_area_under_the_curve():

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from fedpsa_strategy.checkpoint import CheckpointStore
+from server_app.run_dir import RunDir
 from server_app.settings import Settings
 from simulation import cli
 from simulation.experiments import scheduler as scheduling
@@ -275,8 +277,7 @@ def leave_half(store: CellStore, made: Cell, **changed: Any) -> None:
     import tomli_w
 
     path = store.path(made)
-    (path / "checkpoints").mkdir(parents=True)
-    (path / "checkpoints" / "checkpoint-1.ckpt").write_bytes(b"x")
+    CheckpointStore(path / "checkpoints").save(1, {"version": 1})
     (path / "events.jsonl").write_text("{}\n")
     config = made.settings.to_run_config() | changed
     (path / "config.toml").write_text(tomli_w.dumps(config))
@@ -313,8 +314,9 @@ def test_a_run_goes_on_only_from_a_checkpoint_that_fits(tmp_path: Path) -> None:
     assert store.prepare(made, {}) is True
     assert not (store.path(made) / "summary.json").exists()
     assert (store.path(made) / "checkpoints").exists()
-    # Its checkpoints were found damaged: from the beginning.
-    write_summary(store, made, "failed", error="CheckpointError: no usable checkpoint")
+    # Its checkpoints are damaged: from the beginning.
+    (checkpoint,) = store.path(made).glob("checkpoints/*.ckpt")
+    checkpoint.write_bytes(checkpoint.read_bytes()[:-1])
     assert store.prepare(made, {}) is False
     assert not (store.path(made) / "events.jsonl").exists()
     # Another version of the program had another setting.
@@ -331,6 +333,11 @@ def test_a_cell_is_run_by_one_command_at_a_time(tmp_path: Path) -> None:
         assert ours
         with CellStore(tmp_path).reserved(made) as theirs:
             assert not theirs
+    with store.reserved(made) as again:
+        assert again
+    # Its command was killed, but not yet the run.
+    with RunDir(store.path(made)), store.reserved(made) as free:
+        assert not free
     with store.reserved(made) as again:
         assert again
 
@@ -401,7 +408,8 @@ def test_a_run_is_watched_through_its_events(tmp_path: Path) -> None:
     def happened(kind: str, day: float, **more: Any) -> dict[str, Any]:
         return {"event": kind, "time": 86_400 * day, **more}
 
-    write(happened("evaluate", 0.0, metrics={"accuracy": 0.1}), happened("upload", 0.5))
+    where = {"version": 0, "uploads": 0, "where": "server"}
+    write(happened("evaluate", 0.0, metrics={"accuracy": 0.1}, **where), happened("upload", 0.5))
     clock.now = 10.0
     watch.look()
     assert (watch.day, watch.uploads, watch.accuracy, watch.share) == (0.5, 1, 0.1, 0.25)
@@ -413,6 +421,11 @@ def test_a_run_is_watched_through_its_events(tmp_path: Path) -> None:
     path.write_text(json.dumps(happened("upload", 0.25)) + "\n")  # it went on from a checkpoint
     watch.look()
     assert (watch.uploads, watch.day) == (1, 0.25)
+    with path.open("ab") as file:  # damage is passed over
+        file.write(b'{"event": "evaluate", "time": 8}\n' + json.dumps(happened("x", 0.5)).encode())
+        file.write(b"\n{\n\0\0\n")
+    watch.look()
+    assert (watch.accuracy, watch.day) == (0.1, 0.5)
 
 
 def test_the_displays_show_where_things_are(tmp_path: Path) -> None:

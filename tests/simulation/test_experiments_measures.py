@@ -109,7 +109,7 @@ def loop(listener: Any, *, versions: int, store: Any = None, resume: Any = None)
 
 def test_bytes_and_the_servers_time_are_in_events_and_summary(tmp_path: Path) -> None:
     events: list[Event] = []
-    progress = Progress(1000.0, True, lambda progress: 0.0)
+    progress = Progress(1000.0, True)
 
     def listen(event: Event) -> None:
         events.append(event)

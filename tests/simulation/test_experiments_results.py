@@ -50,7 +50,8 @@ def finish(cell: Cell, store: CellStore, accuracy: float | None = None) -> None:
         time = end * step / 40
         value = final * (1 - math.exp(-6 * step / 40)) / (1 - math.exp(-6))
         metrics = {"loss": 1.0, "accuracy": value + (chance.gauss(0, 0.01) if step < 40 else 0)}
-        lines.append({"event": "evaluate", "time": time, "where": "server", "metrics": metrics})
+        now = {"time": time, "version": step, "uploads": step}
+        lines.append({"event": "evaluate", **now, "where": "server", "metrics": metrics})
         for _ in range(20 if fedpsa else 1):
             gap = min(int(chance.expovariate(0.08)), 120)
             kappa = max(-1.0, min(1.0, 0.95 - 0.004 * gap * (1 + step / 40) + chance.gauss(0, 0.1)))
@@ -59,6 +60,8 @@ def finish(cell: Cell, store: CellStore, accuracy: float | None = None) -> None:
                 {
                     "event": "upload",
                     "time": time,
+                    **dict.fromkeys(("sequence", "client", "node_id", "version"), 0),
+                    **dict.fromkeys(("num_examples", "squared_norm", "num_bytes"), 1),
                     "staleness": gap,
                     "metrics": metrics if settings.alignment_every else {"train-seconds": 0.04},
                     "report": {"kappa": kappa} if fedpsa else {},
@@ -67,7 +70,7 @@ def finish(cell: Cell, store: CellStore, accuracy: float | None = None) -> None:
         if fedpsa:
             kappas = [line["report"]["kappa"] for line in lines[-5:]]
             report = {"kappas": kappas, "temperature": 1.5, "effective_number": 4.9}
-            lines.append({"event": "aggregate", "time": time, "report": report})
+            lines.append({"event": "aggregate", **now, "report": report})
     text = "".join(json.dumps(line) + "\n" for line in lines)
     (folder / "events.jsonl").write_text(text)
     summary = {

@@ -117,6 +117,47 @@ def test_an_interrupted_experiment_goes_on_where_it_stopped(
     assert len(sequences) == len(set(sequences)) > kept
 
 
+def start(folder: Path, *options: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "simulation", "reproduce", "table-accuracy", *SMALL, *options]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return subprocess.Popen(command, cwd=folder, text=True, **pipes)  # type: ignore[call-overload,no-any-return]
+
+
+@pytest.mark.engine
+def test_two_commands_on_one_folder_share_the_work(tmp_path: Path, marked: Alive) -> None:
+    options = ["--methods", "FedPSA,Uniform", "--jobs", "1", "--days", "0.005"]
+    both = [start(tmp_path, *options) for _ in range(2)]
+    outputs = [process.communicate(timeout=200)[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0], outputs
+    # Whichever took a cell, it was run once, and both know of it.
+    assert sum(output.count("started ") for output in outputs) == 2, outputs
+    assert all("failed" not in output for output in outputs), outputs
+    table = (tmp_path / "results" / "table-accuracy" / "table.md").read_text()
+    assert "2 of 2 runs finished" in table
+    assert not marked()
+
+
+@pytest.mark.engine
+def test_a_command_takes_up_what_a_killed_one_left(tmp_path: Path, marked: Alive) -> None:
+    options = ["--methods", "Uniform", "--jobs", "1", "--days", "0.05"]
+    first = start(tmp_path, *options)
+    wait_for(lambda: list(tmp_path.glob("runs/cells/*/events.jsonl")), first)
+    second = start(tmp_path, *options)
+    first.kill()
+    output, _ = second.communicate(timeout=200)
+    first.communicate()
+    assert second.returncode == 0, output
+    table = (tmp_path / "results" / "table-accuracy" / "table.md").read_text()
+    assert "1 of 1 runs finished" in table
+    (folder,) = tmp_path.glob("runs/cells/[0-9a-f]*")
+    sequences = [
+        event["sequence"]
+        for line in (folder / "events.jsonl").read_text().splitlines()
+        if (event := json.loads(line))["event"] == "upload"
+    ]
+    assert len(sequences) == len(set(sequences)) > 50
+
+
 def test_the_commands_of_the_page_exist() -> None:
     text = (REPOSITORY / "docs" / "REPRODUCTION.md").read_text()
     commands = [

@@ -70,7 +70,8 @@ def run_locally(
     except SettingsError as error:
         raise LaunchFailed(str(error)) from error
     if settings.run_dir:
-        (Path(settings.run_dir) / STOP_REQUEST).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # what is wrong with the folder, the run will say
+            (Path(settings.run_dir) / STOP_REQUEST).unlink()
     with log_level(logging.INFO if stream else logging.WARNING), StopSignals() as signals:
         summary = _run(settings, workers, train_here, signals.requested)
     if summary["status"] != "completed":

@@ -1,0 +1,116 @@
+"""Files that are written whole or not at all, and read without surprises."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import secrets
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+PRIVATE = 0o600
+"""The mode of files that only their owner may read."""
+
+SHARED = 0o666
+"""The mode of files that others may read as far as the user's umask allows."""
+
+
+def write_atomically(path: Path, *parts: bytes | str, mode: int = SHARED) -> None:
+    """Write a file under a temporary name, make sure that it is on the disk, and rename it.
+
+    Parameters
+    ----------
+    path : Path
+        The file; its folder is made if it does not exist.
+    *parts : bytes | str
+        What is in it; text is written as UTF-8.
+    mode : int (default: SHARED)
+        Its permissions, less what the umask takes away.
+
+    Raises
+    ------
+    OSError
+        If it cannot be written; names the file. The old file, if any, stays as it was.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.writelines(p.encode() if isinstance(p, str) else p for p in parts)
+                file.flush()
+                os.fsync(descriptor)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        # A full disk is noticed by calls that do not know the file's name.
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+
+
+def remove_leftovers(folder: Path, name: str) -> None:
+    """Remove the temporary files of writers that were killed.
+
+    Parameters
+    ----------
+    folder : Path
+        Where they are; nobody else may be writing there.
+    name : str
+        Pattern of the names that the files would have got.
+    """
+    for path in folder.glob(f".{name}.*"):
+        path.unlink(missing_ok=True)
+
+
+def make_private_folder(path: Path) -> None:
+    """Make a folder that only its owner may enter; one that exists keeps its permissions."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.mkdir(mode=0o700, exist_ok=True)
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open an ordinary file for reading; a pipe or device of that name does not block the reader.
+
+    Raises
+    ------
+    OSError
+        If it is not an ordinary file, or cannot be read.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, "it is not an ordinary file", str(path))
+
+
+def try_lock(path: Path) -> BinaryIO | None:
+    """Take the lock that a file stands for; the system releases it when the process ends.
+
+    Parameters
+    ----------
+    path : Path
+        The file, made if it does not exist and never removed; it holds the owner's process id.
+
+    Returns
+    -------
+    BinaryIO | None
+        What holds the lock until it is closed; None if somebody else has it.
+    """
+    file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, PRIVATE), "r+b")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        return None
+    except OSError as error:
+        # Some network file systems have no locks: better no protection than no run.
+        if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
+            file.close()
+            raise
+    file.truncate(0)
+    file.write(b"%d\n" % os.getpid())
+    file.flush()
+    return file
