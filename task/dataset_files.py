@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import math
 import pickle
 import struct
 import zlib
@@ -30,13 +31,15 @@ _PICKLE_ALLOWED = {
 
 def read_bytes(path: Path) -> bytes:
     """Return a file's content, decompressed if its name ends in ``.gz``."""
-    if path.suffix != ".gz":
-        return path.read_bytes()
     try:
+        if path.suffix != ".gz":
+            return path.read_bytes()
         with gzip.open(path, "rb") as file:
             return file.read()
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise DatasetFileError(f"{path}: damaged gzip file ({error})") from error
+    except OSError as error:
+        raise DatasetFileError(f"{path}: cannot be read ({error.strerror})") from error
 
 
 def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
@@ -62,7 +65,7 @@ def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
     magic, *shape = struct.unpack(f">{dimensions + 1}I", data[:header])
     if magic != expected:
         raise DatasetFileError(f"{path}: idx magic number is {magic:#010x}, not {expected:#010x}")
-    size = int(np.prod(shape, dtype=np.int64))
+    size = math.prod(shape)
     if len(data) - header != size:
         raise DatasetFileError(
             f"{path}: the header promises {size} bytes of data, the file has {len(data) - header}"
@@ -167,6 +170,8 @@ def checked(
     tuple
         The images, and the labels as int64.
     """
+    if len(images) == 0:
+        raise DatasetFileError(f"{path}: no images")
     if images.shape[1:] != shape:
         raise DatasetFileError(f"{path}: images have shape {images.shape[1:]}, not {shape}")
     if labels.ndim != 1 or len(labels) != len(images):
