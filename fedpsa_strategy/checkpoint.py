@@ -29,7 +29,7 @@ from fedpsa_strategy.files import (
 
 log = logging.getLogger("flwr")
 
-FORMAT = 1
+FORMAT = 2
 _MAGIC = b"fedpsa-checkpoint"
 _ARRAY = "__array__"
 _TREE = "tree"

@@ -8,10 +8,11 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fedpsa_strategy.contract import DELTA, MARK, REPLY_ARRAYS, STATES, mark, trainable_keys
 from fedpsa_strategy.fedpsa import CALIBRATION_KEY
 from fedpsa_strategy.layout import write_array
 from fedpsa_strategy.probe import LossFn, Probe
@@ -25,7 +26,7 @@ def make_reply(
     message: Message,
     model: nn.Module,
     *,
-    num_examples: float,
+    num_examples: float | None = None,
     metrics: Mapping[str, Any] | None = None,
     context: Context | None = None,
     loss_fn: LossFn | None = None,
@@ -35,9 +36,9 @@ def make_reply(
 ) -> Message:
     """Return the reply to a train message.
 
-    It carries Δ (new values for integer buffers) in the number format that the message asks for
-    and, when it asks for one, the sketch of the model that the server will reconstruct, which is
-    w + Δ as it travels.
+    It carries what the message asks for: Δ in some number format, and the sketch of the model that
+    the server will reconstruct, which is w + Δ as it travels. A message that asks for nothing gets
+    the whole trained model, as Flower's own strategies expect it.
 
     Parameters
     ----------
@@ -45,8 +46,8 @@ def make_reply(
         The train message; holds w, the model before training.
     model : nn.Module
         The model after training. If there is to be a sketch, it holds w + Δ afterwards.
-    num_examples : float
-        Size of the local training data.
+    num_examples : float (default: None)
+        Size of the local training data; None if the metrics tell.
     metrics : Mapping[str, Any] (default: None)
         More to report: `train-loss`, timings, ...
     context : Context (default: None)
@@ -59,30 +60,66 @@ def make_reply(
         Keys of the records in the message.
     """
     config = cast(ConfigRecord, message.content[config_key])
-    if before is None:
-        before = read_arrays(cast(ArrayRecord, message.content[arrays_key]))
-    update_dtype = check_update_dtype(config.get(UPDATE_DTYPE_KEY, "float32"))
-    wants_sketch = "sketch-dim" in config
-    after = model.state_dict()
-    update = ArrayRecord()  # one that is made from a dict makes every array again
-    values, sent = {}, {}
-    with np.errstate(invalid="ignore", over="ignore"):  # what is not finite is for the server
-        for key, tensor in after.items():
-            array = values[key] = tensor.numpy(force=True)  # on a CPU the very memory
-            if tensor.is_floating_point():
-                array = sent[key] = _rounded(np.asarray(array - before[key]), update_dtype)
-            update[key] = write_array(array)
-        if wants_sketch:
-            _set_to_sum(after, values, before, sent, update_dtype)
-    record = {**(metrics or {}), "num-examples": num_examples}
+    wants_delta, wants_sketch = config.get(REPLY_ARRAYS) == DELTA, "sketch-dim" in config
+    record = dict(metrics or {})
+    if num_examples is not None:
+        record["num-examples"] = num_examples
+    if wants_delta:
+        if before is None:
+            before = read_arrays(cast(ArrayRecord, message.content[arrays_key]))
+        records = _update_records(model, before, config, arrays_key, keep_sum=wants_sketch)
+        content = RecordDict({**records})
+    else:
+        values = model.state_dict()
+        arrays = {key: write_array(value.numpy(force=True)) for key, value in values.items()}
+        content = RecordDict({arrays_key: _record(arrays)})
+    seconds = None
     if wants_sketch:
         started = time.perf_counter()
-        arrays = _calibration(message, context, config)
-        probe = Probe.from_config(config, arrays=arrays, loss_fn=loss_fn)
+        batch = _calibration(message, context, config)
+        probe = Probe.from_config(config, arrays=batch, loss_fn=loss_fn)
         record["sketch"] = probe(model)
-        record["sensitivity-seconds"] = time.perf_counter() - started
-    content = RecordDict({arrays_key: update, "metrics": MetricRecord(record)})
+        seconds = time.perf_counter() - started
+    content["metrics"] = MetricRecord(record)
+    if wants_delta:
+        content[MARK] = ConfigRecord(mark(seconds))
     return Message(content, reply_to=message)
+
+
+def _update_records(
+    model: nn.Module,
+    before: Mapping[str, NDArray[Any]],
+    config: ConfigRecord,
+    arrays_key: str,
+    *,
+    keep_sum: bool,
+) -> dict[str, ArrayRecord]:
+    """Return the records of Δ and, if there are any, of the states that are not trained.
+
+    With `keep_sum` the model holds w + Δ as the server reads it afterwards.
+    """
+    update_dtype = check_update_dtype(config.get(UPDATE_DTYPE_KEY, "float32"))
+    after, trainable = model.state_dict(), set(trainable_keys(model))
+    values, sent, states = {}, {}, {}
+    with np.errstate(invalid="ignore", over="ignore"):  # what is not finite is for the server
+        for key, tensor in after.items():
+            array = tensor.numpy(force=True)  # on a CPU the very memory
+            if key in trainable:
+                values[key] = array
+                sent[key] = _rounded(np.asarray(array - before[key]), update_dtype)
+            else:
+                states[key] = write_array(array)
+        if keep_sum:
+            _set_to_sum(after, values, before, sent, update_dtype)
+    records = {arrays_key: _record({key: write_array(delta) for key, delta in sent.items()})}
+    return records | ({STATES: _record(states)} if states else {})
+
+
+def _record(arrays: Mapping[str, Array]) -> ArrayRecord:
+    record = ArrayRecord()  # one that is made from a dict makes every array again
+    for key, array in arrays.items():
+        record[key] = array
+    return record
 
 
 def _rounded(delta: NDArray[Any], update_dtype: str) -> NDArray[Any]:

@@ -11,8 +11,9 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 
 from fedpsa_strategy.checks import check_range
 from fedpsa_strategy.errors import InvalidReplyError
-from fedpsa_strategy.layout import read_array
+from fedpsa_strategy.layout import States, read_array
 from fedpsa_strategy.replies import TrainReply
+from fedpsa_strategy.rules.base import Vector
 from fedpsa_strategy.rules.fedpac import CENTROIDS, COUNTS, FEATURES, VARIANCE, FedPACRule
 from fedpsa_strategy.strategy import AsyncStrategy, Task
 
@@ -108,10 +109,8 @@ class FedPAC(AsyncStrategy):
         config: ConfigRecord,
     ) -> dict[str, ArrayRecord | MetricRecord | ConfigRecord]:
         """Return the records of a train message: the client's own head, and the centroids."""
-        rule, state = self._fedpac, self.state
-        model = rule.model.copy()
-        model[rule.head] = rule.head_of(task.client)
-        personal = state.layout.write(model, state.integers)
+        rule = self._fedpac
+        personal = self.state.layout.write(*self.start_of(task))
         records = super().task_records(task, personal, config)
         shape = (self.num_classes, self.num_features)
         centroids = np.zeros(shape, np.float32) if rule.centroids is None else rule.centroids
@@ -121,9 +120,16 @@ class FedPAC(AsyncStrategy):
         )
         return records
 
-    def read_reply(self, reply: Message) -> TrainReply:
+    def start_of(self, task: Task) -> tuple[Vector, States]:
+        """Return the encoder with the client's own head, which changes between rounds alone."""
+        shared, states = super().start_of(task)
+        model = shared.copy()
+        model[self._fedpac.head] = self._fedpac.head_of(task.client)
+        return model, states
+
+    def read_reply(self, task: Task, reply: Message) -> TrainReply:
         """Check a reply, its statistics included; raises InvalidReplyError."""
-        checked = super().read_reply(reply)
+        checked = super().read_reply(task, reply)
         return replace(checked, extra=self._read_statistics(reply))
 
     def _read_statistics(self, reply: Message) -> dict[str, Any]:

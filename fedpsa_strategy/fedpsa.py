@@ -36,7 +36,8 @@ class FedPSA(AsyncStrategy):
     sketch_fn : Callable[[ArrayRecord], Sequence[float]]
         The sketch of a global model (k floats), made with the same calibration batch and projection
         as the clients'; called once per version. That of a `fedpsa_strategy.Probe` also tells
-        clients how: its `client_config()` is added to a train config that lacks it.
+        clients how (its `client_config()` is added to a train config that lacks it) and which
+        arrays are trainable.
     buffer_size : int (default: 5)
         L_s: uploads per version.
     queue_size : int (default: 50)
@@ -79,6 +80,8 @@ class FedPSA(AsyncStrategy):
         self.audit_fraction = audit_fraction
         self.audit_tolerance = audit_tolerance
         self.sketch_fn = sketch_fn
+        if (keys := getattr(sketch_fn, "trainable_keys", None)) is not None:
+            kwargs.setdefault("trainable", keys())
         self.calibration_arrays = calibration_arrays
         self._client_config: Mapping[str, Any] | None = None  # made when it is needed
         self._equipped: set[int] = set()  # nodes that have the calibration batch
@@ -139,24 +142,21 @@ class FedPSA(AsyncStrategy):
 
     def _try_out(self, task: Task, reply: TrainReply) -> None:
         """Refuse an update after which a model has no finite sketch: it would end the run."""
-        state = self.state
-        for version in {task.version, state.version}:
-            if not np.isfinite(self._sketch_after(version, reply)).all():
+        current = self.state.models[self.state.version]
+        for start, name in ((self.start_of(task), "its start"), (current, "the global model")):
+            if not np.isfinite(self._sketch_after(start[0], reply)).all():
                 norm = math.sqrt(reply.squared_norm)
                 raise InvalidReplyError(
-                    f"with the update, of norm {norm:.4g}, the sketch of version {version} is not "
-                    "finite"
+                    f"with the update, of norm {norm:.4g}, the sketch of {name} is not finite"
                 )
 
-    def _sketch_after(self, version: int, reply: TrainReply) -> NDArray[np.float64]:
-        """Return the sketch of a version with an update added."""
-        state = self.state
-        model = state.models[version][0] + reply.delta
-        arrays = state.layout.write(model, reply.integers)
+    def _sketch_after(self, model: Vector, reply: TrainReply) -> NDArray[np.float64]:
+        """Return the sketch of a model with an update added."""
+        arrays = self.state.layout.write(model + reply.delta, reply.states)
         return np.asarray(self.sketch_fn(arrays), np.float64)
 
     def _audit(self, task: Task, reply: TrainReply) -> None:
-        expected = self._sketch_after(task.version, reply)
+        expected = self._sketch_after(self.start_of(task)[0], reply)
         error = relative_error(np.asarray(reply.metrics["sketch"], np.float64), expected)
         if not error <= self.audit_tolerance:
             raise ForgeryError(
@@ -168,10 +168,15 @@ class FedPSA(AsyncStrategy):
         self._equipped.add(task.node_id)
         super()._take(task, reply)
 
-    def read_reply(self, reply: Message) -> TrainReply:
+    def read_reply(self, task: Task, reply: Message) -> TrainReply:
         """Check a reply, its sketch included; raises InvalidReplyError."""
-        checked = super().read_reply(reply)
+        checked = super().read_reply(task, reply)
         sketch = checked.metrics.get("sketch")
+        if sketch is None:
+            raise InvalidReplyError(
+                "the reply has no metric 'sketch': add fedpsa_mod to the ClientApp "
+                "(ClientApp(mods=[fedpsa_mod(Net)]))"
+            )
         length = len(self._rule.global_sketch)
         if not isinstance(sketch, list) or len(sketch) != length:
             found = f"{len(sketch)} numbers" if isinstance(sketch, list) else repr(sketch)

@@ -1,13 +1,13 @@
 """The edge between Flower's records and flat vectors.
 
-Inside, a model is one float vector (trainable parameters first, float buffers behind) and a small
-dict of integer buffers. Outside it is an `ArrayRecord` in the shape of a state dict.
+Inside, a model is one float vector of its trainable parameters and a small dict of its states: the
+values of all other arrays. Outside it is an `ArrayRecord` in the shape of a state dict.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from io import BytesIO
@@ -18,22 +18,27 @@ import numpy as np
 from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 
+from fedpsa_strategy.contract import STATES
 from fedpsa_strategy.errors import InvalidReplyError
 from fedpsa_strategy.rules.base import Vector
 from fedpsa_strategy.text import shown, shown_names
 from fedpsa_strategy.update_dtype import decode, wire_dtype
 
-Integers = Mapping[str, NDArray[Any]]
+States = Mapping[str, NDArray[Any]]
+"""The arrays of a model that are not trained, by key and in their own dtypes."""
 
 _NUMPY = Array(np.empty(0)).stype  # Flower's name for NumPy's format
 
 
+# Float buffers of PyTorch's normalisation layers.
+_STATISTICS = ("running_mean", "running_var")
+
+
 @dataclass(frozen=True)
 class _Entry:
-    key: str
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
-    span: slice | None  # where it lies in the vector; None for integers
+    span: slice | None  # where it lies in the vector; None for a state
 
 
 class Layout:
@@ -44,14 +49,14 @@ class Layout:
     arrays : ArrayRecord
         Any version of the model.
     trainable : Iterable[str] (default: None)
-        Keys of the trainable parameters; None takes every float array for one.
+        Keys of the trainable parameters, which make up the vector. None takes every float array for
+        one, but for the statistics of PyTorch's normalisation layers (`running_mean`,
+        `running_var`).
 
     Attributes
     ----------
     size : int
-        Length of the vector.
-    num_trainable : int
-        d: how many of its entries, the first ones, are trainable parameters.
+        d: length of the vector.
     largest_norm : float
         The largest norm of a model whose number formats hold all its values and their squares' sum.
     """
@@ -66,32 +71,34 @@ class Layout:
                     f"initial_arrays[{key!r}] has dtype {dtype}: need float or integer"
                 )
         floats = [key for key, dtype in dtypes.items() if dtype.kind == "f"]
-        first = floats if trainable is None else list(trainable)
-        if unknown := sorted(set(first) - set(floats)):
+        if trainable is None:
+            trainable = [key for key in floats if key.rpartition(".")[2] not in _STATISTICS]
+        keys = list(trainable)
+        if unknown := sorted(set(keys) - set(floats)):
             raise ValueError(f"trainable keys {unknown} are no float arrays of initial_arrays")
-        if not first:
+        if not keys:
             raise ValueError("there are no trainable float arrays in initial_arrays")
-        self.dtype = np.result_type(np.float32, *(dtypes[key] for key in floats))
+        self.dtype = np.result_type(np.float32, *(dtypes[key] for key in keys))
         self.largest_norm = min(
             math.sqrt(np.finfo(self.dtype).max),
-            *(float(np.finfo(dtypes[key]).max) for key in first),
+            *(float(np.finfo(dtypes[key]).max) for key in keys),
         )
 
         spans: dict[str, slice] = {}
         end = 0
-        for key in [*first, *(key for key in floats if key not in set(first))]:
-            start, end = end, end + int(np.prod(arrays[key].shape, dtype=np.int64))
+        for key in keys:
+            start, end = end, end + math.prod(arrays[key].shape)
             spans[key] = slice(start, end)
-            if key == first[-1]:
-                self.num_trainable = end
         self.size = end
         self._entries = {
-            key: _Entry(key, dtypes[key], tuple(array.shape), spans.get(key))
+            key: _Entry(dtypes[key], tuple(array.shape), spans.get(key))
             for key, array in arrays.items()
         }
+        self._trainable = {key: self._entries[key] for key in spans}
+        self._states = {key: e for key, e in self._entries.items() if e.span is None}
 
     def span(self, keys: Sequence[str]) -> slice:
-        """Return where these float arrays lie; they have to lie next to each other."""
+        """Return where these trainable arrays lie; they have to lie next to each other."""
         if missing := [key for key in keys if key not in self._entries]:
             raise ValueError(f"{missing} are not among the model's arrays {list(self._entries)}")
         spans = sorted((self._span(key) for key in keys), key=lambda span: span.start)
@@ -103,65 +110,97 @@ class Layout:
         return slice(spans[0].start, spans[-1].stop)
 
     def view(self, vector: Vector, key: str) -> Vector:
-        """Return the part of a vector that is the float array `key`, in its shape."""
+        """Return the part of a vector that is the trainable array `key`, in its shape."""
         return vector[self._span(key)].reshape(self._entries[key].shape)
 
     def key_at(self, position: int) -> str:
-        """Return which float array an entry of the vector belongs to."""
-        for key, entry in self._entries.items():
-            if entry.span is not None and entry.span.start <= position < entry.span.stop:
+        """Return which array an entry of the vector belongs to."""
+        for key in self._trainable:
+            if self._span(key).start <= position < self._span(key).stop:
                 return key
         raise IndexError(f"position {position} of a vector of {self.size}")
 
     def _span(self, key: str) -> slice:
         span = self._entries[key].span
         if span is None:
-            raise ValueError(f"array {key!r} is not a float array")
+            raise ValueError(f"array {key!r} is not trainable")
         return span
 
-    def read(
-        self, arrays: Mapping[str, Array], update_dtype: str = "float32"
-    ) -> tuple[Vector, Integers]:
-        """Return the flat vector and the integer buffers of `arrays`.
-
-        Parameters
-        ----------
-        arrays : Mapping[str, Array]
-            A model, or an update of one.
-        update_dtype : str (default: "float32")
-            In which format its floats travelled; "float32" means in the model's own dtypes.
+    def read(self, arrays: Mapping[str, Array]) -> tuple[Vector, States]:
+        """Return the vector and the states of a whole model.
 
         Raises
         ------
         InvalidReplyError
             When keys, shapes or dtypes differ from the model's, or the bytes are no such array.
         """
-        if arrays.keys() != self._entries.keys():
-            missing = shown_names(self._entries.keys() - arrays.keys())
-            extra = shown_names(arrays.keys() - self._entries.keys())
-            raise InvalidReplyError(f"arrays have wrong keys: missing {missing}, unknown {extra}")
+        _check_keys(arrays, self._entries, "arrays")
         vector = np.empty(self.size, dtype=self.dtype)
-        integers: dict[str, NDArray[Any]] = {}
+        states = {}
         for key, entry in self._entries.items():
-            is_float = entry.span is not None
-            dtype = wire_dtype(update_dtype, entry.dtype) if is_float else entry.dtype
-            values = read_array(arrays[key], f"arrays[{key!r}]", dtype, entry.shape)
+            values = read_array(arrays[key], f"arrays[{key!r}]", entry.dtype, entry.shape)
             if entry.span is None:
-                integers[key] = values.copy()
+                states[key] = values.copy()
             else:
-                decode(values.reshape(-1), update_dtype, vector[entry.span])
-        return vector, integers
+                vector[entry.span] = values.reshape(-1)
+        return vector, states
 
-    def write(self, vector: Vector, integers: Integers) -> ArrayRecord:
+    def read_update(
+        self,
+        deltas: Mapping[str, Array],
+        states: Mapping[str, Array],
+        update_dtype: str = "float32",
+    ) -> tuple[Vector, States]:
+        """Return an update's vector Δ and the states of the model it was made from.
+
+        Parameters
+        ----------
+        deltas : Mapping[str, Array]
+            Δ of the trainable arrays.
+        states : Mapping[str, Array]
+            The values of all others.
+        update_dtype : str (default: "float32")
+            In which format Δ travelled; "float32" means in the model's own dtypes.
+
+        Raises
+        ------
+        InvalidReplyError
+            When keys, shapes or dtypes differ from the model's, or the bytes are no such array.
+        """
+        if untrained := sorted(self._trainable.keys() & states.keys()):
+            raise InvalidReplyError(
+                f"the client does not train {untrained}, of which the server expects updates: name "
+                "the trainable arrays in the strategy's `trainable`"
+            )
+        _check_keys(deltas, self._trainable, "arrays")
+        _check_keys(states, self._states, STATES)
+        vector = np.empty(self.size, dtype=self.dtype)
+        for key, entry in self._trainable.items():
+            dtype = wire_dtype(update_dtype, entry.dtype)
+            values = read_array(deltas[key], f"arrays[{key!r}]", dtype, entry.shape)
+            decode(values.reshape(-1), update_dtype, vector[entry.span])
+        return vector, {
+            key: read_array(states[key], f"{STATES}[{key!r}]", entry.dtype, entry.shape).copy()
+            for key, entry in self._states.items()
+        }
+
+    def write(self, vector: Vector, states: States) -> ArrayRecord:
         """Return the record of a model, in the order, shapes and dtypes of the initial arrays."""
         record = ArrayRecord()
         for key, entry in self._entries.items():
             if entry.span is None:
-                record[key] = write_array(np.asarray(integers[key], dtype=entry.dtype))
+                record[key] = write_array(np.asarray(states[key], dtype=entry.dtype))
             else:
                 values = vector[entry.span].reshape(entry.shape)
                 record[key] = write_array(values.astype(entry.dtype, copy=False))
         return record
+
+
+def _check_keys(arrays: Mapping[str, Array], expected: Collection[str], name: str) -> None:
+    if arrays.keys() != set(expected):
+        missing = shown_names(set(expected) - arrays.keys())
+        extra = shown_names(arrays.keys() - set(expected))
+        raise InvalidReplyError(f"{name} have wrong keys: missing {missing}, unknown {extra}")
 
 
 def write_array(values: NDArray[Any]) -> Array:

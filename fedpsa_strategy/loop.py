@@ -152,7 +152,7 @@ class AsyncLoop:
                 time=clock.now,
                 num_clients=len(state.clients),
                 max_in_flight=strategy.concurrency,
-                num_parameters=state.layout.num_trainable,
+                num_parameters=state.layout.size,
                 version=state.version,
                 uploads=state.uploads,
                 rejected=state.rejected,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from flwr.app import Context, Message, MessageType
+from flwr.app import Context, Message
 from torch import nn
 
 from fedpsa_strategy.client import make_reply
+from fedpsa_strategy.contract import REPLY_ARRAYS
 from fedpsa_strategy.probe import LossFn
 
 Next = Callable[[Message, Context], Message]
@@ -20,7 +21,8 @@ def fedpsa_mod(
 
     It wraps an existing `@app.train()` that replies with the full arrays of the trained model, as
     Flower's apps do, and makes Δ and the sketch of that reply. Everything else passes unchanged:
-    other messages, error replies, the names of records, and further records of a reply.
+    messages of other strategies, other kinds of messages, error replies, the names of records, and
+    further records of a reply.
 
     Parameters
     ----------
@@ -33,22 +35,23 @@ def fedpsa_mod(
 
     def mod(message: Message, context: Context, call_next: Next) -> Message:
         reply = call_next(message, context)
-        if message.metadata.message_type.split(".")[0] != MessageType.TRAIN or reply.has_error():
-            return reply
+        config_key = next(
+            (key for key, item in message.content.config_records.items() if REPLY_ARRAYS in item),
+            None,
+        )
+        if config_key is None or reply.has_error():
+            return reply  # not for a strategy of this library, or nothing to send
         (arrays_key,) = _only(list(message.content.array_records), "ArrayRecord", "message")
-        (config_key,) = _only(list(message.content.config_records), "ConfigRecord", "message")
         (reply_key,) = _only(list(reply.content.array_records), "ArrayRecord", "reply")
         (metrics_key,) = _only(list(reply.content.metric_records), "MetricRecord", "reply")
         if not workspace:
             workspace.append(model_fn())
         model = workspace[0]
         model.load_state_dict(reply.content.array_records[reply_key].to_torch_state_dict())
-        metrics = dict(reply.content.metric_records[metrics_key])
         made = make_reply(
             message,
             model,
-            num_examples=metrics.pop("num-examples", 1),  # type: ignore[arg-type]
-            metrics=metrics,
+            metrics=reply.content.metric_records[metrics_key],
             context=context,
             loss_fn=loss_fn,
             arrays_key=arrays_key,

@@ -16,6 +16,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord
 from torch import Tensor, nn
 
 from fedpsa_strategy.calibration import Calibration, fingerprint
+from fedpsa_strategy.contract import trainable_keys
 from fedpsa_strategy.parameter_sensitivity import num_trainable, sensitivity, trainable_vector
 from fedpsa_strategy.probe_check import check_fit
 from fedpsa_strategy.sketch import Sketch
@@ -276,6 +277,10 @@ class ServerSketch:
         """Return the sketch of these arrays."""
         load_values(self.model, parameter_views(self.model), read_arrays(arrays))
         return self.probe(self.model)
+
+    def trainable_keys(self) -> list[str]:
+        """Return which arrays are trained; the strategy has no model to ask."""
+        return trainable_keys(self.model)
 
     def client_config(self) -> dict[str, Any]:
         """Return what clients need to make sketches that can be compared with these."""

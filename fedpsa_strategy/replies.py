@@ -8,12 +8,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
+from fedpsa_strategy.contract import DELTA, MARK, SECONDS, STATES
 from fedpsa_strategy.errors import InvalidReplyError
-from fedpsa_strategy.layout import Integers, Layout
+from fedpsa_strategy.layout import Layout, States
 from fedpsa_strategy.rules.base import Vector
+from fedpsa_strategy.states import check_states
 from fedpsa_strategy.text import MAX_REASON, shown, shown_names
 
 _NORM_BLOCK = 8192
@@ -31,23 +33,36 @@ class TrainReply:
     """A reply to a train message, checked and flattened."""
 
     delta: Vector
-    integers: Integers
+    states: States
     squared_norm: float
     num_examples: float
     metrics: MetricRecord
     num_bytes: int
+    seconds: float | None = None  # what the sketch took
     extra: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
 
 def read_train_reply(
     reply: Message,
     layout: Layout,
+    start: tuple[Vector, States],
     *,
     arrays_key: str = "arrays",
     weight_key: str = "num-examples",
     update_dtype: str = "float32",
 ) -> TrainReply:
     """Return the update in a reply.
+
+    Parameters
+    ----------
+    reply : Message
+        Carries Δ, or the whole trained model (see `fedpsa_strategy.contract`).
+    layout : Layout
+        How the model lies in a vector.
+    start : tuple[Vector, States]
+        The model that the client was given.
+    arrays_key, weight_key, update_dtype : str
+        See `AsyncStrategy`.
 
     Raises
     ------
@@ -56,15 +71,26 @@ def read_train_reply(
     """
     content = _content(reply)
     arrays = _record(content, arrays_key, ArrayRecord)
-    delta, integers = layout.read(arrays, update_dtype)
+    mark = content.get(MARK)
+    if mark is None:
+        model, states = layout.read(arrays)
+        with np.errstate(over="ignore", invalid="ignore"):  # noticed below
+            delta: Vector = model - start[0]
+        update_dtype = "float32"
+    else:
+        if not isinstance(mark, ConfigRecord) or mark.get("arrays") != DELTA:
+            raise InvalidReplyError(f"the record {MARK!r} must be a config with arrays={DELTA!r}")
+        own = content.array_records.get(STATES, ArrayRecord())
+        delta, states = layout.read_update(arrays, own, update_dtype)
     # One pass serves twice: a sum of squares is finite only if every entry is.
-    norm = squared_norm(delta[: layout.num_trainable])
-    if not math.isfinite(norm + squared_norm(delta[layout.num_trainable :])):
+    norm = squared_norm(delta)
+    if not math.isfinite(norm):
         hint = " (float16 ends at 65504: try bfloat16)" if update_dtype == "float16" else ""
         name = layout.key_at(_first_too_large(delta))
         raise InvalidReplyError(
             f"arrays contain NaN, Inf or numbers too large to square, first in {name!r}{hint}"
         )
+    check_states(states, start[1])
     # After the arrays: if those are not finite, the metrics made from them are not to blame.
     metrics = _metrics(content)
     num_examples = metrics.get(weight_key)
@@ -72,12 +98,19 @@ def read_train_reply(
         raise InvalidReplyError(f"metrics[{weight_key!r}] is {num_examples!r}, need a number > 0")
     return TrainReply(
         delta=delta,
-        integers=integers,
+        states=states,
         squared_norm=norm,
         num_examples=num_examples,
         metrics=metrics,
         num_bytes=count_bytes(content),
+        seconds=_seconds(mark),
     )
+
+
+def _seconds(mark: ConfigRecord | None) -> float | None:
+    """Return how long a sketch took, if the client says so in a believable way."""
+    seconds = None if mark is None else mark.get(SECONDS)
+    return seconds if isinstance(seconds, float) and 0 <= seconds < math.inf else None
 
 
 def read_metrics_reply(reply: Message) -> RecordDict:

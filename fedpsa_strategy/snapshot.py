@@ -33,10 +33,10 @@ def take_snapshot(strategy: AsyncStrategy) -> dict[str, Any]:
         "reasons": dict(state.reasons),
         "rule": strategy.rule.state_dict(),
         "models": [
-            {"version": version, "vector": vector, "integers": dict(integers)}
-            for version, (vector, integers) in state.models.items()
+            {"version": version, "vector": vector, "states": dict(states)}
+            for version, (vector, states) in state.models.items()
         ],
-        "integers": dict(state.integers),
+        "upload_states": [dict(states) for states in state.upload_states],
         "norms": strategy.norm_guard.state,
         # Also those that are just being sent: whether they arrived, nobody knows.
         "tasks": [
@@ -91,10 +91,9 @@ def restore_snapshot(strategy: AsyncStrategy, saved: dict[str, Any]) -> list[Tas
     state.sequence = saved["sequence"]
     state.reasons = Counter(saved["reasons"])
     strategy.rule.load_state_dict(saved["rule"])
-    state.models = {item["version"]: (item["vector"], item["integers"]) for item in saved["models"]}
-    state.integers = saved["integers"]
-    vector, integers = state.models[state.version]
-    state.arrays = state.layout.write(vector, integers)
+    state.models = {item["version"]: (item["vector"], item["states"]) for item in saved["models"]}
+    state.upload_states = saved["upload_states"]
+    state.arrays = state.layout.write(*state.models[state.version])
     strategy.norm_guard.reset(saved["norms"])
     state.clients.restore(saved["clients"], saved["waiting"])
     state.round_metrics = [

@@ -17,6 +17,7 @@ from fedpsa_strategy.checkpoint import Checkpointer
 from fedpsa_strategy.checks import check_range
 from fedpsa_strategy.clients import Client, Clients
 from fedpsa_strategy.clock import Clock, VirtualClock, WallClock
+from fedpsa_strategy.contract import DELTA, REPLY_ARRAYS, SECONDS
 from fedpsa_strategy.errors import ForgeryError, InvalidReplyError, NotRunningError
 from fedpsa_strategy.events import (
     Aggregated,
@@ -28,7 +29,7 @@ from fedpsa_strategy.events import (
     Resent,
     Uploaded,
 )
-from fedpsa_strategy.layout import Integers, Layout
+from fedpsa_strategy.layout import Layout, States
 from fedpsa_strategy.loop import AsyncLoop
 from fedpsa_strategy.metrics import weighted_mean
 from fedpsa_strategy.norm_guard import NormGuard
@@ -42,6 +43,7 @@ from fedpsa_strategy.replies import (
 )
 from fedpsa_strategy.rules.base import Rule, Update, Vector
 from fedpsa_strategy.seeds import MAX_SEED, derive
+from fedpsa_strategy.states import combine_states
 from fedpsa_strategy.text import MAX_REASON, shown
 from fedpsa_strategy.update_dtype import UPDATE_DTYPE_KEY, check_update_dtype
 
@@ -73,7 +75,6 @@ class RunState:
     layout: Layout
     clients: Clients
     arrays: ArrayRecord
-    integers: Integers
     version: int = 0
     uploads: int = 0
     rejected: int = 0
@@ -81,8 +82,9 @@ class RunState:
     sequence: int = 0
     in_flight: dict[str, Task] = field(default_factory=dict)  # by message id
     prepared: dict[int, tuple[Task, Message]] = field(default_factory=dict)  # by node id
-    models: dict[int, tuple[Vector, Integers]] = field(default_factory=dict)  # versions in use
+    models: dict[int, tuple[Vector, States]] = field(default_factory=dict)  # versions in use
     norms: dict[int, float] = field(default_factory=dict)  # of these, as far as they were needed
+    upload_states: list[States] = field(default_factory=list)  # of the last uploads
     tasks_of: Counter[int] = field(default_factory=Counter)  # tasks on their way, by version
     reasons: Counter[str] = field(default_factory=Counter)
     round_metrics: list[RecordDict] = field(default_factory=list)
@@ -127,8 +129,9 @@ class AsyncStrategy(Strategy):
     evaluate_metrics_aggr_fn : Callable[[list[RecordDict], str], MetricRecord] (default: None)
         The same for federated evaluation.
     trainable : Iterable[str] (default: None)
-        Keys of the trainable arrays; None means all float arrays. Other float arrays are averaged
-        with the same weights, integer arrays take the last upload's value.
+        Keys of the trainable arrays; None means all float arrays but the `running_mean` and
+        `running_var` of PyTorch's normalisation layers. The others are states: a version's floats
+        are a weighted mean of the values that clients hold, integers those of the last upload.
     clock : Clock (default: None)
         `WallClock()` if None, or a `VirtualClock(latency)`.
     num_clients : int (default: None)
@@ -406,7 +409,7 @@ class AsyncStrategy(Strategy):
                 continue
             try:
                 _check_sender(task, reply)
-                self._take(task, self.inspect(task, self.read_reply(reply)))
+                self._take(task, self.inspect(task, self.read_reply(task, reply)))
             except InvalidReplyError as error:
                 self.reject(task, str(error), quarantine=isinstance(error, ForgeryError))
         if state.version == version:
@@ -496,14 +499,13 @@ class AsyncStrategy(Strategy):
     def begin(self, arrays: ArrayRecord, node_ids: Iterable[int] = ()) -> None:
         """Set up the state of a new run that starts from `arrays`."""
         layout = Layout(arrays, self.trainable)
-        vector, integers = layout.read(arrays)
+        model = layout.read(arrays)
         clients = Clients(self.seed)
         for node_id in sorted(node_ids):
             clients.join(node_id)
-        models = {0: (vector, integers)}
-        self._state = RunState(layout, clients, arrays, integers, models=models)
+        self._state = RunState(layout, clients, arrays, models={0: model})
         self._running = True
-        self.rule.start(vector)
+        self.rule.start(model[0])
         self.norm_guard.reset()
 
     def emit(self, event: Event) -> None:
@@ -568,15 +570,21 @@ class AsyncStrategy(Strategy):
         record["version"] = task.version
         record["server-round"] = task.version + 1
         record["seed"] = derive(self.seed, "task", task.sequence)
+        record[REPLY_ARRAYS] = DELTA
         if self.update_dtype != "float32":
             record[UPDATE_DTYPE_KEY] = self.update_dtype
         return record
 
-    def read_reply(self, reply: Message) -> TrainReply:
+    def start_of(self, task: Task) -> tuple[Vector, States]:
+        """Return the model that a task in flight starts from: what its message carried."""
+        return self.state.models[task.version]
+
+    def read_reply(self, task: Task, reply: Message) -> TrainReply:
         """Check a reply to a train message; raises InvalidReplyError."""
         return read_train_reply(
             reply,
             self.state.layout,
+            self.start_of(task),
             arrays_key=self.arrayrecord_key,
             weight_key=self.weighted_by_key,
             update_dtype=self.update_dtype,
@@ -606,8 +614,7 @@ class AsyncStrategy(Strategy):
         """Return ||w|| of a version that is in use, over its trainable parameters."""
         state = self.state
         if version not in state.norms:
-            trainable = state.models[version][0][: state.layout.num_trainable]
-            state.norms[version] = math.sqrt(squared_norm(trainable))
+            state.norms[version] = math.sqrt(squared_norm(state.models[version][0]))
         return state.norms[version]
 
     def prepare(self) -> None:
@@ -733,7 +740,7 @@ class AsyncStrategy(Strategy):
             num_examples=reply.num_examples,
             version=task.version,
             staleness=state.version - task.version,
-            start=state.models[task.version][0],
+            start=self.start_of(task)[0],
             metrics=reply.metrics,
             extra=reply.extra,
         )
@@ -743,10 +750,11 @@ class AsyncStrategy(Strategy):
         state.clients.set_num_examples(client, reply.num_examples)
         state.rejected_in_a_row = 0
         state.uploads += 1
-        state.integers = reply.integers
+        state.upload_states.append(reply.states)
         state.clients.waiting.add(task.client)
         scalars = _scalars(reply.metrics)
         state.round_metrics.append(RecordDict({"metrics": scalars}))
+        cost = {} if reply.seconds is None else {SECONDS: reply.seconds}
         report = self.rule.report
         # First the new version, if there is one, then the events: whoever listens must find a rule
         # and a state that agree.
@@ -763,7 +771,7 @@ class AsyncStrategy(Strategy):
                 num_examples=update.num_examples,
                 squared_norm=update.squared_norm,
                 num_bytes=reply.num_bytes,
-                metrics=dict(scalars.items()),
+                metrics={**scalars, **cost},
                 report=report,
             )
         )
@@ -781,9 +789,14 @@ class AsyncStrategy(Strategy):
 
     def _set_version(self, model: Vector) -> None:
         state = self.state
+        states = combine_states(
+            state.models[state.version][1], state.upload_states, self.rule.state_weights
+        )
+        kept = self.rule.uploads_kept
+        state.upload_states = state.upload_states[-kept:] if kept else []
         state.version += 1
-        state.models[state.version] = (model, state.integers)
-        state.arrays = state.layout.write(model, state.integers)
+        state.models[state.version] = (model, states)
+        state.arrays = state.layout.write(model, states)
         state.clients.waiting.clear()
         self._forget_models()
         state.version_metrics = self.train_metrics_aggr_fn(

@@ -66,9 +66,9 @@ def record_alignment(
         if state.version not in at_server:
             at_server.clear()
             at_server[state.version] = gradient(state.arrays)
-        client = state.models[task.version][0] + checked.delta
+        client = strategy.start_of(task)[0] + checked.delta
         align = _cosine(
-            gradient(state.layout.write(client, checked.integers)), at_server[state.version]
+            gradient(state.layout.write(client, checked.states)), at_server[state.version]
         )
         return replace(checked, metrics=MetricRecord({**checked.metrics, "align": align}))
 

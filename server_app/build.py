@@ -30,6 +30,7 @@ from fedpsa_strategy import (
     WallClock,
 )
 from fedpsa_strategy.clock import Clock, Latency
+from fedpsa_strategy.contract import trainable_keys
 from fedpsa_strategy.events import Listener
 from fedpsa_strategy.norm_guard import NormGuard
 from fedpsa_strategy.parameter_sensitivity import num_trainable
@@ -65,13 +66,12 @@ def build_experiment(settings: Settings, listeners: Sequence[Listener]) -> Exper
     model.to(resolve_device(settings.device))
     if not isinstance(task, DatasetTask):
         check_own_task(model, as_shard(task.test_data(), "test_data"), task.loss, "test_data")
-    trainable = [name for name, item in model.named_parameters() if item.requires_grad]
     common: Config = {
         "fraction_train": settings.fraction_train,
         "max_in_flight": settings.max_in_flight or None,
         "fraction_evaluate": settings.fraction_evaluate,
         "min_available_nodes": settings.min_nodes or settings.num_clients,
-        "trainable": trainable,
+        "trainable": trainable_keys(model),
         "clock": make_clock(settings),
         "num_clients": settings.num_clients,
         "seed": settings.seed,

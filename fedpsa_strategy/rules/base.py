@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,9 +27,9 @@ class Update:
     client : int
         Index of the client, the same for all uploads of one node.
     delta : Vector
-        Δ = w' - w: what local training changed. Trainable parameters first, float buffers behind.
+        Δ = w' - w: what local training changed of the trainable parameters.
     squared_norm : float
-        ||Δ||² over the trainable parameters.
+        ||Δ||².
     num_examples : float
         Size of the client's local data.
     version : int
@@ -58,7 +59,9 @@ class Rule(ABC):
     """Turns a stream of updates into a sequence of global models.
 
     A rule knows nothing of Flower, torch, clocks, files or logging. It never writes into a vector
-    it was given, nor into one it has handed out: older versions may still be in use.
+    it was given, nor into one it has handed out: older versions may still be in use. Its vectors
+    are the trainable parameters; of the other arrays (BatchNorm's statistics) it only says whose
+    values a new version takes, and how much of each.
 
     Attributes
     ----------
@@ -71,9 +74,16 @@ class Rule(ABC):
         What the last call of `add` computed about that upload, for the events.
     version_report : dict[str, Any]
         What the last aggregation computed about the version it made.
+    state_weights : Sequence[float]
+        Convex weights with which the newest version takes the states of the last uploads; what is
+        missing to a sum of 1 is the weight of the version before.
+    uploads_kept : int
+        How many of the last uploads may get such a weight again in a later version.
     """
 
     synchronous: ClassVar[bool] = False
+    state_weights: Sequence[float] = ()
+    uploads_kept: int = 0
     model: Vector
     report: dict[str, Any]
     version_report: dict[str, Any]
@@ -126,6 +136,12 @@ def weighted_step(model: Vector, weights: Sequence[float], deltas: Sequence[Vect
         for factor, delta in zip(factors, deltas, strict=True):
             total += np.multiply(delta[part], factor, out=scaled[: len(total)])
     return new
+
+
+def normalised(weights: Sequence[float]) -> list[float]:
+    """Return non-negative weights, scaled to a sum of 1."""
+    total = math.fsum(weights)
+    return [weight / total for weight in weights]
 
 
 def effective_number(weights: Sequence[float]) -> float:

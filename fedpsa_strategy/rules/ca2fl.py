@@ -90,6 +90,7 @@ class CA2FLRule(Rule):
         self.model, self.mean_before = model, mean
         self.residual[:] = 0
         self.buffered = 0
+        self.state_weights = [1 / self.buffer_size] * self.buffer_size
         weights = [self.server_lr / self.buffer_size] * self.buffer_size
         self.version_report = {"weights": weights, "effective_number": float(self.buffer_size)}
         return self.model

@@ -70,6 +70,7 @@ class FedAsyncRule(Rule):
             client_model = update.start[part] + update.delta[part]
             model[part] = number(1 - mixing) * self.model[part] + number(mixing) * client_model
         self.model = model
+        self.state_weights = [mixing]
         self.report = {"staleness_factor": factor}
         self.version_report = {"weights": [mixing], "effective_number": 1.0}
         return self.model

@@ -39,6 +39,7 @@ class FedAvgRule(Rule):
         total = sum(sizes)
         weights = [size / total for size in sizes]
         self.model = weighted_step(self.model, weights, deltas)
+        self.state_weights = weights
         self.round.clear()
         self.version_report = {
             "weights": weights,

@@ -15,7 +15,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedpsa_strategy.checks import check_range
-from fedpsa_strategy.rules.base import Rule, Update, Vector, effective_number, weighted_step
+from fedpsa_strategy.rules.base import (
+    Rule,
+    Update,
+    Vector,
+    effective_number,
+    normalised,
+    weighted_step,
+)
 
 
 class FedBuffRule(Rule):
@@ -57,6 +64,7 @@ class FedBuffRule(Rule):
         deltas, factors = zip(*self.buffer, strict=True)
         weights = [self.server_lr * factor / self.buffer_size for factor in factors]
         self.model = weighted_step(self.model, weights, deltas)
+        self.state_weights = normalised(weights)
         self.buffer.clear()
         self.version_report = {
             "weights": weights,

@@ -38,6 +38,7 @@ class FedFaRule(Rule):
         check_range("resum_every", resum_every, least=1)
         self.queue_length = queue_length
         self.resum_every = resum_every
+        self.uploads_kept = queue_length - 1
 
     def start(self, model: Vector) -> None:
         """Begin from `model` with an empty window."""
@@ -64,8 +65,9 @@ class FedFaRule(Rule):
                 self.queue.popleft()
             self.model = self.mean()
             self.since_sum = 1
+        self.state_weights = [1 / self.queue_length] * self.queue_length
         self.version_report = {
-            "weights": [1 / self.queue_length] * self.queue_length,
+            "weights": self.state_weights,
             "effective_number": float(self.queue_length),
         }
         return self.model

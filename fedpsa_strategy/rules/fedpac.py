@@ -73,9 +73,7 @@ class FedPACRule(Rule):
 
     def add(self, update: Update) -> Vector | None:
         """Collect the update until the round ends."""
-        model = update.start.copy()
-        model[self.head] = self.head_of(update.client)  # what this client was given
-        model += update.delta
+        model = update.start + update.delta
         self.round.append(_Member(update.client, model, update.num_examples, update.extra))
         return None
 
@@ -90,6 +88,7 @@ class FedPACRule(Rule):
         self._update_centroids()
         self.model = weighted_step(np.zeros_like(self.model), weights, models)
         self.round = []
+        self.state_weights = weights
         self.version_report = {
             "weights": weights,
             "effective_number": effective_number(weights),

@@ -138,6 +138,7 @@ class FedPSARule(Rule):
         deltas, kappas = zip(*self.buffer, strict=True)
         weights = softmax(kappas, temperature)
         self.model = weighted_step(self.model, weights, deltas)
+        self.state_weights = weights
         self.buffer.clear()
         self._global_sketch = None
         self.version_report = {

@@ -10,6 +10,7 @@ from torch.nn import functional
 from client_app import app as client_app
 from client_app.app import app
 from client_app.fedpac import train_fedpac
+from fedpsa_strategy.contract import DELTA, REPLY_ARRAYS
 from server_app.settings import Settings
 from task.models import make_model
 from task.shards import Shard, client_shard
@@ -82,15 +83,16 @@ def test_a_worker_loads_all_of_the_message_whatever_the_last_task_did(cache, mon
         for _ in range(2)
     )
     # One epoch of one batch, whose mean is (9, 10).
-    change = [0.1 * (9 - 5), 0.1 * (10 - 5)]
+    mean = [5 + 0.1 * (9 - 5), 5 + 0.1 * (10 - 5)]
     for content in (first, second):
-        np.testing.assert_allclose(content["arrays"]["mean"].numpy(), change, rtol=1e-5)
+        np.testing.assert_allclose(content["arrays"]["mean"].numpy(), mean, rtol=1e-5)
     assert all(first["arrays"][key].data == second["arrays"][key].data for key in first["arrays"])
 
 
 def test_the_proximal_term_keeps_the_update_small(cache):
     def size(**more):
-        arrays = call(MessageType.TRAIN, context(cache), TRAIN | more).content["arrays"]
+        config = TRAIN | {REPLY_ARRAYS: DELTA} | more
+        arrays = call(MessageType.TRAIN, context(cache), config).content["arrays"]
         return sum(np.square(array.numpy()).sum() for array in arrays.values())
 
     assert size(proximal=5.0) < 0.9 * size(proximal=0.0)

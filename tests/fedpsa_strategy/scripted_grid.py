@@ -9,6 +9,7 @@ import numpy as np
 from flwr.app import (
     Array,
     ArrayRecord,
+    ConfigRecord,
     Error,
     Message,
     MessageType,
@@ -16,6 +17,8 @@ from flwr.app import (
     RecordDict,
 )
 from flwr.serverapp import Grid
+
+from fedpsa_strategy.contract import MARK, STATES, mark
 
 Behaviour = Callable[[Message], RecordDict | Error | None]
 
@@ -161,9 +164,19 @@ def model_arrays(values=(0.0, 0.0), dtype=np.float32, **more) -> ArrayRecord:
 
 
 def update(
-    values=(1.0, 1.0), *, num_examples=10, dtype=np.float32, sketch=(1.0, 0.0), **more
+    values=(1.0, 1.0), *, num_examples=10, dtype=np.float32, sketch=(1.0, 0.0), head=None, **more
 ) -> RecordDict:
+    """Return a reply with the updates of w and head, and `more` as values of untrained arrays."""
     metrics = MetricRecord({"num-examples": num_examples, "train-loss": 0.5})
     if sketch is not None:
         metrics["sketch"] = [float(value) for value in sketch]
-    return RecordDict({"arrays": model_arrays(values, dtype, **more), "metrics": metrics})
+    deltas = {"w": np.asarray(values, dtype)} | ({} if head is None else {"head": head})
+    return as_update(deltas, more, metrics)
+
+
+def as_update(deltas, states, metrics) -> RecordDict:
+    """Return the records of a reply that is marked as an update."""
+    records = {"arrays": ArrayRecord({key: Array(np.asarray(d)) for key, d in deltas.items()})}
+    if states:
+        records[STATES] = ArrayRecord({key: Array(np.asarray(v)) for key, v in states.items()})
+    return RecordDict({**records, "metrics": metrics, MARK: ConfigRecord(mark())})

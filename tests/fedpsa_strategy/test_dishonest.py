@@ -67,7 +67,7 @@ def test_a_multiple_of_the_median_rejects_from_the_first_version_on():
 
 @pytest.mark.parametrize("kwargs", [{"most": -1.0}, {"ratio": float("nan")}, {"action": "shrug"}])
 def test_impossible_limits_are_refused(kwargs):
-    with pytest.raises(ValueError, match="is"):
+    with pytest.raises(ValueError, match="must be"):
         NormGuard(**kwargs)
 
 
@@ -86,7 +86,7 @@ class Fleet:
     def accepts(self, client, norm):
         reply = TrainReply(
             delta=np.zeros(1, np.float32),
-            integers={},
+            states={},
             squared_norm=norm * norm,
             num_examples=1,
             metrics=MetricRecord(),
@@ -257,7 +257,7 @@ def test_a_huge_finite_update_never_ends_a_run(entries):
     run(strategy, grid, num_versions=3, arrays=ArrayRecord(start.state_dict()))
     assert {event.client for event in recorder.of("reject")} == {1}
     assert 1 not in {event.client for event in recorder.of("upload")}
-    expected = "no training takes" if entries > 1e6 else "the sketch of version 0 is not finite"
+    expected = "no training takes" if entries > 1e6 else "the sketch of its start is not finite"
     assert expected in recorder.of("reject")[0].reason
 
 

@@ -17,6 +17,7 @@ from flwr.clientapp.mod import arrays_size_mod, message_size_mod
 from torch import nn
 
 from fedpsa_strategy import Probe, fedpsa_mod
+from fedpsa_strategy.contract import DELTA, MARK, REPLY_ARRAYS, STATES
 
 
 class Regressor(nn.Module):
@@ -120,17 +121,19 @@ def test_an_ordinary_client_becomes_one_that_sends_updates_and_sketches(case):
     torch.manual_seed(0)
     model = model_fn()
     probe = Probe.gaussian(model, size=16, loss_fn=loss_fn, **shape)
-    config = {"lr": 0.05, **probe.config()}
+    config = {"lr": 0.05, REPLY_ARRAYS: DELTA, **probe.config()}
     plain = send(ordinary_app(model_fn, loss_fn, batch, []), MessageType.TRAIN, model, config)
     mods = [fedpsa_mod(model_fn, loss_fn=loss_fn)]
     reply = send(ordinary_app(model_fn, loss_fn, batch, mods), MessageType.TRAIN, model, config)
 
     before, after = model.state_dict(), plain.content["arrays"].to_torch_state_dict()
-    for key, delta in reply.content["arrays"].to_torch_state_dict().items():
-        if delta.is_floating_point():
-            torch.testing.assert_close(before[key] + delta, after[key])
-        else:
-            assert torch.equal(delta, after[key])
+    sent = reply.content["arrays"].to_torch_state_dict()
+    for key, delta in sent.items():
+        torch.testing.assert_close(before[key] + delta, after[key])
+    states = reply.content.array_records.get(STATES, ArrayRecord()).to_torch_state_dict()
+    for key, value in states.items():
+        assert torch.equal(value, after[key])
+    assert sent.keys() | states.keys() == before.keys()
     metrics = reply.content["metrics"]
     twin = model_fn()
     twin.load_state_dict(after)
@@ -170,13 +173,13 @@ def test_records_keep_their_names_and_metrics_their_values():
     content = RecordDict(
         {
             "model": ArrayRecord(Regressor().state_dict()),
-            "settings": ConfigRecord({"lr": 0.1, **probe.config()}),
+            "settings": ConfigRecord({"lr": 0.1, REPLY_ARRAYS: DELTA, **probe.config()}),
         }
     )
     message = Message(content, dst_node_id=1, message_type=MessageType.TRAIN)
     message.metadata.__dict__["_message_id"] = "m1"
     reply = app(message, Context(1, 1, {}, RecordDict(), {}))
-    assert reply.content.keys() == {"model", "figures"}  # Δ where the strategy looks for it
+    assert reply.content.keys() == {"model", "figures", MARK}  # Δ where the strategy looks for it
     assert reply.content["figures"]["share"] == 0.5
     assert reply.content["figures"]["num-examples"] == 3
     assert len(reply.content["figures"]["sketch"]) == 16
@@ -191,7 +194,7 @@ def test_a_reply_without_arrays_is_a_clear_error():
         return Message(RecordDict({"metrics": MetricRecord({"num-examples": 1})}), reply_to=message)
 
     with pytest.raises(ValueError, match="exactly one ArrayRecord in the reply"):
-        send(app, MessageType.TRAIN, Regressor(), {"lr": 0.1})
+        send(app, MessageType.TRAIN, Regressor(), {"lr": 0.1, REPLY_ARRAYS: DELTA})
 
 
 @pytest.mark.parametrize("transport", ["seed", "arrays"])
@@ -205,7 +208,7 @@ def test_flowers_mods_can_count_the_bytes_of_our_messages(case, transport):
     content = RecordDict(
         {
             "arrays": ArrayRecord(model.state_dict()),
-            "config": ConfigRecord({"lr": 0.1, **probe.config(transport)}),
+            "config": ConfigRecord({"lr": 0.1, REPLY_ARRAYS: DELTA, **probe.config(transport)}),
         }
     )
     if transport == "arrays":

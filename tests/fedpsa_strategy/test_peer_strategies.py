@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
-from scripted_grid import ScriptedGrid, model_arrays, update
+from scripted_grid import ScriptedGrid, as_update, model_arrays, update
 from test_loop import Recorder, in_train, run, virtual
 
 from fedpsa_strategy import (
@@ -233,27 +233,29 @@ def test_fedavg_agrees_with_flowers_own_fedavg():
             torch.nn.functional.mse_loss(model(x[i]), y[i]).backward()
             optimizer.step()
         after = model.state_dict()
-        arrays = {key: after[key] - before[key] if as_delta else after[key] for key in after}
         metrics = MetricRecord({"num-examples": len(x)})
-        return RecordDict({"arrays": ArrayRecord(arrays), "metrics": metrics})
+        if as_delta:
+            return as_update({key: after[key] - before[key] for key in after}, {}, metrics)
+        return RecordDict({"arrays": ArrayRecord(after), "metrics": metrics})
 
     grid = FlowersGrid(3, lambda message: client(message, as_delta=False))
     flowers = flwr.serverapp.strategy.FedAvg(fraction_evaluate=0.0).start(
         grid, initial, num_rounds=5, train_config=ConfigRecord({"lr": 0.1})
     )
-    grid = ScriptedGrid(3, lambda message: client(message, as_delta=True))
-    ours = run(
-        FedAvg(fraction_train=1.0, **virtual(3)),
-        grid,
-        num_versions=5,
-        arrays=initial,
-        config={"lr": 0.1},
-    )
-    moved = 0.0
-    for key in initial:
-        np.testing.assert_allclose(ours.arrays[key].numpy(), flowers.arrays[key].numpy(), rtol=1e-5)
-        moved += np.abs(ours.arrays[key].numpy() - initial[key].numpy()).sum()
-    assert moved > 0.1
+    for as_delta in (True, False):  # also with a client that knows nothing of this library
+        grid = ScriptedGrid(3, lambda message: client(message, as_delta))  # noqa: B023
+        ours = run(
+            FedAvg(fraction_train=1.0, **virtual(3)),
+            grid,
+            num_versions=5,
+            arrays=initial,
+            config={"lr": 0.1},
+        )
+        moved = 0.0
+        for key, theirs in flowers.arrays.items():
+            np.testing.assert_allclose(ours.arrays[key].numpy(), theirs.numpy(), rtol=1e-5)
+            moved += np.abs(ours.arrays[key].numpy() - initial[key].numpy()).sum()
+        assert moved > 0.1
 
 
 # --- Somebody else's loop ----------------------------------------------------------------------

@@ -205,7 +205,7 @@ def test_fedpac_by_hand_over_three_rounds():
             centroids=[[9]],
             features=[[0]],
             variance=1.0,
-            start=model,
+            start=np.array([4.0, 5.0], np.float32),
         )
     )
     model = rule.finish_round()

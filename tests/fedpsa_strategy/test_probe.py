@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from fedpsa_strategy import Calibration, FedPSA, Probe, Sketch, make_reply, sensitivity
+from fedpsa_strategy.contract import DELTA, MARK, REPLY_ARRAYS, STATES
 from fedpsa_strategy.parameter_sensitivity import num_trainable
 from fedpsa_strategy.probe import ProbeError
 
@@ -27,7 +28,11 @@ def make_probe(model, **kwargs):
 
 def train_message(model, config, **records):
     content = RecordDict(
-        {"arrays": ArrayRecord(model.state_dict()), "config": ConfigRecord(config), **records}
+        {
+            "arrays": ArrayRecord(model.state_dict()),
+            "config": ConfigRecord({REPLY_ARRAYS: DELTA, **config}),
+            **records,
+        }
     )
     message = Message(content, dst_node_id=1, message_type=MessageType.TRAIN)
     message.metadata.__dict__["_message_id"] = "m1"
@@ -147,19 +152,20 @@ def test_reply_carries_the_update_new_integers_and_the_sketch_of_what_the_server
     )
     before = model.state_dict()
     delta = reply.content["arrays"].to_torch_state_dict()
-    assert delta.keys() == before.keys()
-    assert delta["2.num_batches_tracked"] == 3  # a new value, not a difference
-    seen_by_server = {
-        key: before[key] + value if value.is_floating_point() else value
-        for key, value in delta.items()
-    }
+    states = reply.content[STATES].to_torch_state_dict()
+    assert delta.keys() | states.keys() == before.keys()
+    assert delta.keys() == dict(model.named_parameters()).keys()
+    assert states["2.num_batches_tracked"] == 3  # values, not differences
+    assert torch.equal(states["2.running_var"], after.state_dict()["2.running_var"])
+    seen_by_server = states | {key: before[key] + value for key, value in delta.items()}
     twin = small_model()
     twin.load_state_dict(seen_by_server)
     metrics = reply.content["metrics"]
     assert metrics["sketch"] == probe(twin)
     assert metrics["num-examples"] == 8
     assert metrics["train-loss"] == 0.25
-    assert metrics["sensitivity-seconds"] > 0
+    assert "sensitivity-seconds" not in metrics  # which are the user's
+    assert reply.content[MARK]["sensitivity-seconds"] > 0
     assert reply.metadata.reply_to_message_id == "m1"
 
 

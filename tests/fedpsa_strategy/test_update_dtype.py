@@ -13,6 +13,7 @@ from test_loop import Recorder, run, virtual
 
 from fedpsa_strategy import FedBuff, FedPSA, Probe, make_reply
 from fedpsa_strategy.checkpoint import Checkpointer, CheckpointStore
+from fedpsa_strategy.contract import DELTA, REPLY_ARRAYS, STATES
 from fedpsa_strategy.errors import InvalidReplyError
 from fedpsa_strategy.layout import Layout
 from fedpsa_strategy.replies import read_train_reply
@@ -37,7 +38,10 @@ class WithCounter(torch.nn.Module):
 
 def reply_to(before, after, **config):
     content = RecordDict(
-        {"arrays": ArrayRecord(before.state_dict()), "config": ConfigRecord(config)}
+        {
+            "arrays": ArrayRecord(before.state_dict()),
+            "config": ConfigRecord({REPLY_ARRAYS: DELTA, **config}),
+        }
     )
     message = Message(content, dst_node_id=1, message_type=MessageType.TRAIN)
     message.metadata.__dict__["_message_id"] = "m1"
@@ -61,10 +65,13 @@ def test_the_server_reads_what_the_client_rounded(update_dtype):
     exact = {k: (v - before.state_dict()[k]) for k, v in after.state_dict().items()}
     reply = reply_to(before, after, **{"update-dtype": update_dtype})
     layout = Layout(ArrayRecord(before.state_dict()))
-    read = read_train_reply(reply, layout, update_dtype=update_dtype)
+    start = layout.read(ArrayRecord(before.state_dict()))
+    read = read_train_reply(reply, layout, start, update_dtype=update_dtype)
     assert read.delta.dtype == np.float32
-    assert read.integers["norm.num_batches_tracked"] == 7
-    for key in ("layer.weight", "layer.bias", "norm.weight", "norm.running_mean"):
+    assert read.states["norm.num_batches_tracked"] == 7
+    # States travel as they are, whatever the format of updates.
+    assert np.array_equal(read.states["norm.running_mean"], after.norm.running_mean)
+    for key in ("layer.weight", "layer.bias", "norm.weight"):
         got = torch.from_numpy(layout.view(read.delta, key).copy())
         torch.testing.assert_close(got, exact[key], rtol=PRECISION[update_dtype], atol=1e-7)
         if update_dtype != "float32":
@@ -80,7 +87,8 @@ def test_without_the_key_updates_travel_in_the_dtypes_of_the_model():
     before = WithCounter().double()
     reply = reply_to(before, shifted(WithCounter()).double())
     assert reply.content["arrays"]["layer.weight"].dtype == "float64"
-    delta, _ = Layout(ArrayRecord(before.state_dict())).read(reply.content["arrays"])
+    layout = Layout(ArrayRecord(before.state_dict()))
+    delta, _ = layout.read_update(reply.content["arrays"], reply.content[STATES])
     assert delta.dtype == np.float64
 
 
@@ -104,7 +112,7 @@ def test_every_bfloat16_is_decoded_exactly_into_any_precision():
 def test_a_client_that_ignores_the_format_is_refused(update_dtype):
     layout = Layout(model_arrays())
     with pytest.raises(InvalidReplyError, match="has dtype float32, not"):
-        layout.read(model_arrays(), update_dtype)
+        layout.read_update(model_arrays(), {}, update_dtype)
 
 
 # --- In a run ----------------------------------------------------------------------------------

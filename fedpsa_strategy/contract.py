@@ -1,0 +1,46 @@
+"""What server and client say to each other beside arrays, metrics and the user's own config.
+
+The server's train config asks for an update (`REPLY_ARRAYS = "delta"`), because a Δ can travel in
+fewer bytes. A reply that carries one says so in a config record of its own. A reply without that
+mark carries whole arrays, as Flower's apps send them, and the server subtracts the start it sent.
+
+A marked reply has Δ of the trainable arrays in the usual record, and the values of all others
+(BatchNorm's statistics, counters) in a second one: those are states, not steps.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+REPLY_ARRAYS = "reply-arrays"
+"""Key in the train config: what the reply's arrays should be."""
+
+DELTA = "delta"
+
+MARK = "fedpsa"
+"""Config record of a reply: says under "arrays" what it carries, and what making it cost."""
+
+STATES = "fedpsa-states"
+"""Array record of a reply: the values of the arrays that are not trained."""
+
+SECONDS = "sensitivity-seconds"
+
+
+def trainable_keys(model: Any) -> list[str]:
+    """Return the keys of a torch module's trainable arrays, as server and clients count them.
+
+    A parameter that is used under several names is there under all of them.
+    """
+    parameters = model.named_parameters(remove_duplicate=False)
+    return [name for name, parameter in parameters if parameter.requires_grad]
+
+
+def mark(seconds: float | None = None) -> dict[str, Any]:
+    """Return the content of a reply's mark.
+
+    Parameters
+    ----------
+    seconds : float (default: None)
+        How long the sketch took, if there is one.
+    """
+    return {"arrays": DELTA} if seconds is None else {"arrays": DELTA, SECONDS: seconds}
