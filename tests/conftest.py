@@ -17,6 +17,9 @@ os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
+# Small models gain nothing from threads, which wait for each other where processors are busy.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # In the background of a shell that ignores Ctrl-C, what the tests start would ignore it too.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
