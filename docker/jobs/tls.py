@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import (
@@ -35,7 +36,10 @@ _BACKDATE = timedelta(minutes=10)
 
 
 def ensure_certificates(ca_dir: Path, tls_dir: Path, trust_dir: Path, names: Sequence[str]) -> None:
-    """Make what is missing, about to expire, or not made for these names.
+    """Make what is missing, damaged, about to expire, or not made for these names.
+
+    A key that does not belong to its certificate, and a certificate that another authority signed,
+    count as missing.
 
     Parameters
     ----------
@@ -50,11 +54,10 @@ def ensure_certificates(ca_dir: Path, tls_dir: Path, trust_dir: Path, names: Seq
     """
     ca_key, ca = _ensure_authority(ca_dir / "ca.key", trust_dir / "ca.pem")
     key_path, certificate_path = tls_dir / "server.key", tls_dir / "server.pem"
-    if key_path.exists() and certificate_path.exists():
-        present = x509.load_pem_x509_certificate(certificate_path.read_bytes())
-        if _good(present) and present.issuer == ca.subject and _names(present) == set(names):
-            print("The SuperLink's certificate is still good.")
-            return
+    pair = _pair(key_path, certificate_path)
+    if pair is not None and _signed_by(pair[1], ca) and _names(pair[1]) == set(names):
+        print("The SuperLink's certificate is still good.")
+        return
     key = ec.generate_private_key(ec.SECP384R1())
     certificate = (
         _builder("superlink", key.public_key(), ca.subject, _SERVER_DAYS)
@@ -75,13 +78,9 @@ def ensure_certificates(ca_dir: Path, tls_dir: Path, trust_dir: Path, names: Seq
 def _ensure_authority(
     key_path: Path, certificate_path: Path
 ) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
-    if key_path.exists() and certificate_path.exists():
-        key = load_pem_private_key(key_path.read_bytes(), password=None)
-        certificate = x509.load_pem_x509_certificate(certificate_path.read_bytes())
-        if not isinstance(key, ec.EllipticCurvePrivateKey):
-            raise SystemExit(f"{key_path} is not an elliptic-curve key.")
-        if _good(certificate) and key.public_key() == certificate.public_key():
-            return key, certificate
+    pair = _pair(key_path, certificate_path)
+    if pair is not None:
+        return pair
     key = ec.generate_private_key(ec.SECP384R1())
     # A subject of its own for each authority: a certificate of an earlier one is then told apart.
     name = f"fedpsa authority {x509.random_serial_number():x}"[:40]
@@ -96,6 +95,30 @@ def _ensure_authority(
     write_file(certificate_path, certificate.public_bytes(Encoding.PEM), PUBLIC)
     print("New certificate authority.")
     return key, certificate
+
+
+def _pair(
+    key_path: Path, certificate_path: Path
+) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate] | None:
+    """Return a key and its certificate if both are whole, belong together and are good for long."""
+    try:
+        key = load_pem_private_key(key_path.read_bytes(), password=None)
+        certificate = x509.load_pem_x509_certificate(certificate_path.read_bytes())
+    except (FileNotFoundError, ValueError):  # absent, or damaged
+        return None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise SystemExit(f"{key_path} is not an elliptic-curve key.")
+    if key.public_key() != certificate.public_key() or not _good(certificate):
+        return None
+    return key, certificate
+
+
+def _signed_by(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
+    try:
+        certificate.verify_directly_issued_by(authority)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True
 
 
 def _builder(

@@ -148,6 +148,51 @@ def test_certificates_are_kept_while_they_are_good_and_fit(folders, monkeypatch)
     assert handshake(folders, folders[2], "superlink") is None
 
 
+def swap(folders, tmp_path, *names):
+    """Put files of another deployment beside those of this one."""
+    others = [tmp_path / "other" / name for name in ("ca", "tls", "trust")]
+    for folder in others:
+        folder.mkdir(parents=True)
+    make(others)
+    for name in names:
+        mine = next(folder / name for folder in folders if (folder / name).exists())
+        theirs = next(folder / name for folder in others if (folder / name).exists())
+        mine.write_bytes(theirs.read_bytes())
+
+
+@pytest.mark.parametrize(
+    "names", [["server.key"], ["server.pem"], ["server.key", "server.pem"], ["ca.key"], ["ca.pem"]]
+)
+def test_files_that_do_not_belong_together_are_replaced(folders, tmp_path, names):
+    make(folders)
+    swap(folders, tmp_path, *names)
+    make(folders)
+    assert handshake(folders, folders[2], "superlink") is None
+
+
+def test_a_certificate_that_only_names_the_authority_is_replaced(folders, tmp_path):
+    make(folders)
+    ca = x509.load_pem_x509_certificate((folders[2] / "ca.pem").read_bytes())
+    stranger, key = ec.generate_private_key(ec.SECP384R1()), folders[1] / "server.key"
+    server_key = tls.load_pem_private_key(key.read_bytes(), password=None)
+    names = [tls._name(name) for name in tls.NAMES]
+    forged = tls._builder("superlink", server_key.public_key(), ca.subject, 365)
+    forged = forged.add_extension(x509.SubjectAlternativeName(names), critical=False)
+    signed = forged.sign(stranger, tls.hashes.SHA384())
+    (folders[1] / "server.pem").write_bytes(signed.public_bytes(tls.Encoding.PEM))
+    assert make(folders) != signed
+
+
+@pytest.mark.parametrize("name", ["server.key", "server.pem", "ca.key", "ca.pem"])
+@pytest.mark.parametrize("damage", [lambda data: b"", lambda data: data[: len(data) // 2]])
+def test_damaged_files_are_replaced(folders, name, damage):
+    make(folders)
+    path = next(folder / name for folder in folders if (folder / name).exists())
+    path.write_bytes(damage(path.read_bytes()))
+    make(folders)
+    assert handshake(folders, folders[2], "superlink") is None
+
+
 def test_a_node_key_is_what_flower_takes_and_is_kept(tmp_path):
     from flwr.cli.supernode.register import try_load_public_key
 
@@ -440,3 +485,37 @@ def test_the_recipe_in_the_docs_makes_what_flower_takes(tmp_path):
         ec.SECP384R1,
     )
     assert try_load_public_key(tmp_path / "node.key.pub")
+
+
+# --- Without an engine -------------------------------------------------------------------------
+
+NO_COMPOSE = """case "$1" in compose) echo "docker: unknown command" >&2; exit 1;; esac"""
+NO_ENGINE = """case "$1" in info) echo "Cannot connect to the Docker daemon" >&2; exit 1;; esac"""
+
+
+@pytest.mark.parametrize(
+    ("script", "text"),
+    [
+        (None, "docker is not installed"),
+        (NO_COMPOSE, "docker has no compose plugin"),
+        (NO_ENGINE, "no Docker engine answers.*Cannot connect to the Docker daemon"),
+    ],
+)
+def test_up_says_in_one_sentence_what_is_missing(tmp_path, script, text):
+    folder, tools = tmp_path / "docker", tmp_path / "bin"
+    folder.mkdir()
+    tools.mkdir()
+    for name in ("up.sh", "generate.sh"):
+        shutil.copy(DOCKER / name, folder)
+    for tool in ("bash", "env", "dirname", "id", "tr"):
+        (tools / tool).symlink_to(shutil.which(tool))
+    if script is not None:
+        (tools / "docker").write_text(f"#!/usr/bin/env bash\n{script}\n")
+        (tools / "docker").chmod(0o755)
+    done = subprocess.run(
+        [folder / "up.sh", "2"], env={"PATH": str(tools)}, capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert re.fullmatch(rf"make docker-up: {text}.*\n", done.stderr)
+    assert done.stdout == ""
+    assert sorted(path.name for path in folder.iterdir()) == ["generate.sh", "up.sh"]

@@ -82,18 +82,18 @@ def test_the_cache_never_returns_anything_else(tmp_path, change, name):
         assert np.array_equal(found[key], expected)
 
 
-def test_every_flipped_bit_of_the_cache_is_noticed(tmp_path):
+def test_flipped_bits_of_the_cache_are_noticed(tmp_path):
     cached_arrays(tmp_path, "key", make)
     path = tmp_path / "key" / "images.npy"
     whole = path.read_bytes()
     made = []
-    for place in range(8 * len(whole)):
+    for place in range(0, 8 * len(whole), 11):
         data = bytearray(path.read_bytes())
         data[place // 8] ^= 1 << place % 8
         path.write_bytes(data)
         cached_arrays(tmp_path, "key", lambda: made.append(1) or make())
         assert path.read_bytes() == whole
-    assert len(made) == 8 * len(whole)
+    assert len(made) == len(range(0, 8 * len(whole), 11))
 
 
 # --- A node's own file ---------------------------------------------------------------------------
