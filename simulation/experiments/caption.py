@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from simulation.experiments.cells import Label
-from simulation.experiments.markdown import DATASETS
+from simulation.experiments.markdown import data_name
 from simulation.experiments.options import PAPER_DAYS
 from simulation.experiments.rows import Row
 
@@ -68,7 +68,7 @@ def origin_text(rows: Sequence[Row]) -> str:
 def short_caption(rows: Sequence[Row]) -> str:
     """Return what a table or a figure shows, in two lines."""
     found = shown(rows)
-    datasets = _values(DATASETS[str(row.labels["dataset"])] for row in found)
+    datasets = _values(data_name(row.labels["dataset"]) for row in found)
     clients = _values(row.scale["clients"] for row in found)
     kinds = _values(row.scale["partition"] for row in found)
     seeds = "; ".join(f"{_counted(seeds)}{places}" for seeds, places in _seeds(found))
@@ -123,7 +123,7 @@ def _seeds(rows: Sequence[Row]) -> list[tuple[list[int], str]]:
     datasets, alphas = ({place[i] for place in by_place} for i in (0, 1))
 
     def name(place: tuple[Label, Label]) -> str:
-        parts = [DATASETS[str(place[0])]] if len(datasets) > 1 else []
+        parts = [data_name(place[0])] if len(datasets) > 1 else []
         parts += [f"α = {place[1]:g}"] if len(alphas) > 1 else []
         return ", ".join(parts)
 

@@ -43,9 +43,12 @@ def draw_pivot(figure: Any, rows: Sequence[Row], pivot: Pivot) -> None:
     # Wide enough for the line above the panels.
     figure.set_size_inches(max(5.0, 1.2 + 2.6 * width), height + 0.6)
     grid = figure.subplots(len(lines), width, squeeze=False, sharey="row")
-    any_paper = False
+    compared: list[Any] = []
+    any_paper, layout = False, pivot
     for (block, columns), line in zip(lines, grid, strict=True):
+        pivot = layout.suited(block)
         names = pivot.row_names(block)
+        compared += line[: len(columns)].tolist() if pivot is layout else []
         for axes, column in zip(line, columns, strict=False):
             for index, name in enumerate(names):
                 colour, value = colour_of(name, index), pivot.estimate(block, name, column)
@@ -77,9 +80,12 @@ def draw_pivot(figure: Any, rows: Sequence[Row], pivot: Pivot) -> None:
             axes.set_title(f"{pivot.block_title(block)}\n{pivot.column_title(column)}")
         for axes in line[len(columns) :]:
             axes.set_visible(False)
-    whole = 100.0 if pivot.number == "accuracy" else max(row.scale["days"] for row in rows)
-    _share_span([axes for axes in grid.flat if axes.get_visible()], _LEAST_SPAN * whole)
-    what = "final accuracy (%)" if pivot.number == "accuracy" else "area under the curve (days)"
+    accuracy = layout.number == "accuracy"
+    whole = 100.0 if accuracy else max(row.scale["days"] for row in rows)
+    _share_span(compared, _LEAST_SPAN * whole)
+    what = "final accuracy (%)" if accuracy else "area under the curve (days)"
+    if accuracy and not compared:
+        what = "final test loss"
     several = len({row.labels["seed"] for row in rows if row.completed}) > 1
     note = (
         "●  mean ± standard deviation   |  single seeds" if several else "●  1 seed, no error bar"
@@ -113,6 +119,7 @@ def draw_curves(figure: Any, rows: Sequence[Row]) -> None:
     by_place = groups(rows, "dataset", "alpha")
     for dataset, line in zip(datasets, grid, strict=True):
         for alpha, axes in zip(alphas, line, strict=True):
+            axes.set_visible((dataset, alpha) in by_place)
             for (method,), own in groups(by_place.get((dataset, alpha), []), "method").items():
                 _draw_mean_curve(axes, str(method), own)
             axes.set_title(markdown.place(dataset, alpha))

@@ -12,7 +12,7 @@ from simulation.errors import RunFailed
 from simulation.experiments.caption import short_caption, shown
 from simulation.experiments.catalogue import EXPERIMENTS, Experiment
 from simulation.experiments.html import inline_svg, to_html
-from simulation.experiments.markdown import DATASETS
+from simulation.experiments.markdown import data_name
 from simulation.experiments.options import PAPER_DAYS
 from simulation.experiments.results import CELLS, PNG, SVG, TABLE, titled
 from simulation.experiments.rows import Row, from_lines
@@ -157,7 +157,7 @@ def _scale(sections: list[Section]) -> str:
 
 def _card(section: Section) -> str:
     summary = html.escape(section.experiment.summary)
-    datasets = dict.fromkeys(DATASETS[str(row.labels["dataset"])] for row in shown(section.rows))
+    datasets = dict.fromkeys(data_name(row.labels["dataset"]) for row in shown(section.rows))
     days = dict.fromkeys(f"{row.scale['days']:g}" for row in shown(section.rows))
     return (
         f'<a class="card" href="#{section.name}"><b>{section.title}</b>'

@@ -32,6 +32,7 @@ _LATE = 0.1  # the share of the time over which late accuracy is averaged
 _NUMBERS = (
     "accuracy",
     "best_accuracy",
+    "loss",
     "area_under_curve",
     "versions",
     "uploads",

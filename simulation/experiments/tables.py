@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from simulation.experiments import markdown
 from simulation.experiments.cells import CONTROL, Label
@@ -71,7 +71,20 @@ class Pivot:
         parts = [markdown.data_name(labels["dataset"])]
         if "alpha" in self.block:
             parts.append(markdown.split(labels["alpha"]))
+        if self.number == "loss":
+            parts.append("test loss (lower is better)")
         return ", ".join(parts)
+
+    def suited(self, rows: Sequence[Row]) -> Pivot:
+        """Return the same layout of losses if this is a table of accuracies and there are none."""
+        done = [row for row in rows if row.completed]
+        if (
+            self.number != "accuracy"
+            or any(row.number("accuracy") is not None for row in done)
+            or not any(row.number("loss") is not None for row in done)
+        ):
+            return self
+        return replace(self, number="loss", factor=1.0, decimals=4, paper=lambda _: None)
 
     def column_title(self, value: Label) -> str:
         """Return the heading of a column."""
@@ -122,8 +135,9 @@ def mean_text(rows: Sequence[Row], name: str, decimals: int, factor: float = 1.0
 
 def pivot_tables(rows: Sequence[Row], pivot: Pivot) -> str:
     """Return all tables of an experiment as Markdown."""
-    parts = []
-    for block in pivot.blocks(rows):
+    parts, layout = [], pivot
+    for block in layout.blocks(rows):
+        pivot = layout.suited(block)
         parts += [f"## {pivot.block_title(block)}", _main_table(block, pivot)]
         if (own := _own_table(block, pivot)) is not None:
             parts.append(own)
@@ -246,7 +260,8 @@ def _gap(rows: Sequence[Row], pivot: Pivot, name: str, column: Label) -> Estimat
 def _best(rows: Sequence[Row], pivot: Pivot, column: Label) -> float | None:
     values = [pivot.estimate(rows, name, column) for name in pivot.row_names(rows)]
     means = [value.mean for value in values if value]
-    return max(means) if len(means) > 1 else None
+    best = min if pivot.number == "loss" else max
+    return best(means) if len(means) > 1 else None
 
 
 def _entry(rows: Sequence[Row], value: Estimate, decimals: int) -> str:
