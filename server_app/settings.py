@@ -500,7 +500,13 @@ class Settings:
             )
         if not self.task:
             samples = _SAMPLES[self.dataset]
-            samples -= round(samples * self.test_fraction)
+            tested = round(samples * self.test_fraction)
+            if not tested:
+                raise SettingsError(
+                    f"test-fraction = {self.test_fraction!r}: must be at least {1 / samples:.2g}, "
+                    f"a sample of dataset {self.dataset!r}"
+                )
+            samples -= tested
             if self.num_clients > samples:
                 raise SettingsError(
                     f"num-clients = {self.num_clients}: must be at most {samples}, the training "
@@ -512,17 +518,18 @@ class Settings:
             )
         if self.latency_min > self.latency_max:
             raise SettingsError(
-                f"latency-min={self.latency_min} is above latency-max={self.latency_max}"
+                f"latency-min = {self.latency_min}: must be at most latency-max = {self.latency_max}"
             )
         if self.gamma + self.delta == 0:
             raise SettingsError("gamma=0 and delta=0 make the temperature 0: raise one of them")
         if self.max_in_flight > self.num_clients:
             raise SettingsError(
-                f"max-in-flight={self.max_in_flight} is above num-clients={self.num_clients}"
+                f"max-in-flight = {self.max_in_flight}: must be at most num-clients = "
+                f"{self.num_clients}"
             )
         if self.min_nodes > self.num_clients:
             raise SettingsError(
-                f"min-nodes={self.min_nodes} is above num-clients={self.num_clients}"
+                f"min-nodes = {self.min_nodes}: must be at most num-clients = {self.num_clients}"
             )
         if self.calibration == "real" and self.calibration_transport == "seed":
             raise SettingsError(
