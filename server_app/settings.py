@@ -518,7 +518,8 @@ class Settings:
             )
         if self.latency_min > self.latency_max:
             raise SettingsError(
-                f"latency-min = {self.latency_min}: must be at most latency-max = {self.latency_max}"
+                f"latency-min = {self.latency_min}: must be at most latency-max = "
+                f"{self.latency_max}"
             )
         if self.gamma + self.delta == 0:
             raise SettingsError("gamma=0 and delta=0 make the temperature 0: raise one of them")
