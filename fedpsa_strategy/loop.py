@@ -301,6 +301,8 @@ class AsyncLoop:
         virtual = self.strategy.clock.virtual
         limit = self.strategy.node_timeout if virtual else self.strategy.query_timeout
         answers = {node_id: _Answer(problem="no answer") for node_id in node_ids}
+        if limit == 0:
+            return answers
         messages = [_query_message(node_id, limit) for node_id in sorted(answers)]
         pushed = set(self.grid.push_messages(messages))
         waiting = {

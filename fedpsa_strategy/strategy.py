@@ -46,6 +46,7 @@ from fedpsa_strategy.seeds import MAX_SEED, derive
 from fedpsa_strategy.states import combine_states
 from fedpsa_strategy.text import MAX_REASON, shown
 from fedpsa_strategy.update_dtype import UPDATE_DTYPE_KEY, check_update_dtype
+from fedpsa_strategy.version_log import VersionLog
 
 log = logging.getLogger("flwr")
 
@@ -158,8 +159,10 @@ class AsyncStrategy(Strategy):
         For how long, in units of the clock.
     node_timeout : float (default: 120.0)
         How many seconds to wait for nodes before giving up.
-    query_timeout : float (default: 60.0)
-        With the wall clock: how many seconds nodes have to tell their partition at the start.
+    query_timeout : float (default: 0.0)
+        With the wall clock: how many seconds nodes have to tell their partition at the start, by
+        which they are known again when they come back under another id. 0: nobody is asked, and
+        clients need no query function.
     update_dtype : "float32", "float16" or "bfloat16" (default: "float32")
         In which format clients send updates; "float32" means in the model's own dtypes.
     norm_guard : NormGuard (default: None)
@@ -170,8 +173,8 @@ class AsyncStrategy(Strategy):
         A saved state to go on from; the run has to be set up as the saved one was.
     stop_fn : Callable[[], bool] (default: None)
         Asked about twice a second; the run ends in good order when it returns True.
-    listeners : Sequence[Callable[[Event], None]] (default: ())
-        Called with every event of the run.
+    listeners : Sequence[Callable[[Event], None]] (default: None)
+        Called with every event of the run; None logs a line per version and the final results.
     """
 
     def __init__(
@@ -203,13 +206,13 @@ class AsyncStrategy(Strategy):
         max_failures: int = 3,
         failure_pause: float = 600.0,
         node_timeout: float = 120.0,
-        query_timeout: float = 60.0,
+        query_timeout: float = 0.0,
         update_dtype: str = "float32",
         norm_guard: NormGuard | None = None,
         checkpointer: Checkpointer | None = None,
         resume_from: dict[str, Any] | None = None,
         stop_fn: Callable[[], bool] | None = None,
-        listeners: Sequence[Listener] = (),
+        listeners: Sequence[Listener] | None = None,
     ) -> None:
         check_range("fraction_train", fraction_train, above=0, most=1)
         check_range("fraction_evaluate", fraction_evaluate, least=0, most=1)
@@ -266,7 +269,8 @@ class AsyncStrategy(Strategy):
         self.checkpointer = checkpointer
         self.resume_from = resume_from
         self.stop_fn = stop_fn
-        self.listeners = list(listeners)
+        self.listeners: list[Listener] = list([VersionLog()] if listeners is None else listeners)
+        self._logs_results = listeners is None
         self.message_ttl: float | None = None
         self._state: RunState | None = None
         self._running = False  # whether the state is that of a run which has not ended
@@ -323,9 +327,14 @@ class AsyncStrategy(Strategy):
             evaluate_fn=evaluate_fn,
         )
         try:
-            return loop.run()
+            result = loop.run()
         finally:
             self._running = False
+        if self._logs_results:
+            log.info("Final results:")
+            for line in str(result).splitlines():
+                log.info("\t%s", line)
+        return result
 
     def configure_train(
         self,

@@ -85,6 +85,7 @@ def build_experiment(settings: Settings, listeners: Sequence[Listener]) -> Exper
         "max_failures": settings.max_failures,
         "failure_pause": settings.failure_pause,
         "node_timeout": settings.node_timeout,
+        "query_timeout": 60.0,
         "update_dtype": settings.update_dtype,
         "norm_guard": NormGuard(
             settings.max_update_norm, settings.max_update_ratio, settings.norm_action

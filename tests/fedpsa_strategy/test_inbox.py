@@ -118,7 +118,13 @@ def test_a_node_whose_answer_to_the_query_cannot_be_decoded_has_told_nothing():
         4, lambda message: update(), unreadable_query=lambda node: node == grid.nodes[1]
     )
     recorder = Recorder()
-    strategy = FedBuff(buffer_size=2, max_in_flight=2, min_available_nodes=4, listeners=[recorder])
+    strategy = FedBuff(
+        buffer_size=2,
+        max_in_flight=2,
+        min_available_nodes=4,
+        query_timeout=60.0,
+        listeners=[recorder],
+    )
     run(strategy, grid, num_versions=4)
     joined = {event.node_id: event.partition for event in recorder.of("join")}
     assert joined.pop(grid.nodes[1]) is None

@@ -868,3 +868,34 @@ def test_reading_the_rules_sketch_in_a_listener_changes_nothing():
         assert rule.global_sketch == rule.model.astype(float).tolist(), event
 
     assert go(look) == go(lambda event, rule: None)
+
+
+def test_who_gives_no_listener_sees_every_version_and_the_final_results_in_the_log(caplog):
+    caplog.set_level("INFO", logger="flwr")
+    clock = VirtualClock(ConstantLatency())
+    grid = ScriptedGrid(3, lambda message: update(), delay=lambda message: 0.0)
+
+    def go(**kwargs):
+        caplog.clear()
+        FedBuff(buffer_size=2, max_in_flight=2, clock=clock, num_clients=3, **kwargs).start(
+            grid,
+            model_arrays(),
+            num_rounds=3,
+            evaluate_fn=lambda version, arrays: MetricRecord({"accuracy": 0.25}),
+        )
+        return caplog.messages
+
+    lines = go()
+    assert "[VERSION 2] 2 new uploads (mean staleness 1.0), 4 in all" in lines
+    assert any("evaluated by server: accuracy 0.25" in line for line in lines)
+    assert "Final results:" in lines
+    assert any("Global Arrays" in line for line in lines)
+    assert not any("VERSION" in line or "Final results" in line for line in go(listeners=[]))
+
+
+@pytest.mark.parametrize("query_timeout", [0.0, 5.0])
+def test_with_the_wall_clock_nodes_are_queried_only_if_asked_for(query_timeout):
+    grid = ScriptedGrid(3, lambda message: update())
+    run(FedBuff(query_timeout=query_timeout), grid, num_versions=1)
+    queries = [m for m in grid.sent if m.metadata.message_type == MessageType.QUERY]
+    assert len(queries) == (3 if query_timeout else 0)
