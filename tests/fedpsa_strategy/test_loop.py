@@ -886,7 +886,7 @@ def test_who_gives_no_listener_sees_every_version_and_the_final_results_in_the_l
         return caplog.messages
 
     lines = go()
-    assert "[VERSION 2] 2 new uploads (mean staleness 1.0), 4 in all" in lines
+    assert any(line.startswith("[VERSION 2] 2 new uploads (mean staleness") for line in lines)
     assert any("evaluated by server: accuracy 0.25" in line for line in lines)
     assert "Final results:" in lines
     assert any("Global Arrays" in line for line in lines)
