@@ -14,9 +14,9 @@ from typing import Any
 from simulation.engines.flower.processes import Child
 from simulation.engines.flower.submit import Run, check_run_config, print_line, submit
 from simulation.engines.flower.superlink import (
-    LOG_FOLDER,
     START_TIMEOUT,
     SuperLink,
+    log_folder,
     running_superlink,
 )
 from simulation.environment import (
@@ -288,7 +288,7 @@ def run_on_processes(
         app_dir,
         num_nodes=num_nodes,
         node_configs=node_configs,
-        log_dir=None if run_dir is None else run_dir / LOG_FOLDER,
+        log_dir=log_folder(run_dir),
         flwr_home=flwr_home,
     ) as deployment:
         return deployment.run(run_config, stream=stream)

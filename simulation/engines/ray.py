@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from simulation.engines.flower.submit import check_run_config, print_line, submit
-from simulation.engines.flower.superlink import LOG_FOLDER, running_superlink
+from simulation.engines.flower.superlink import log_folder, running_superlink
 from simulation.environment import ConfigValue
 
 
@@ -68,7 +68,7 @@ def run_on_ray(
         federation_config["init-args-num-cpus"] = num_cpus
     with running_superlink(
         simulation=True,
-        log_dir=None if run_dir is None else run_dir / LOG_FOLDER,
+        log_dir=log_folder(run_dir),
         flwr_home=flwr_home,
     ) as superlink:
         run = submit(superlink, app_dir, run_config, federation_config=federation_config)

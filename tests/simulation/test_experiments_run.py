@@ -54,7 +54,6 @@ def test_an_experiment_is_run_once(
     assert cli.main(["report"]) == 0
     page = (tmp_path / "results" / "index.html").read_text()
     assert "<td>Uniform</td>" in page
-    assert "This is not the paper" in page
 
 
 def wait_for(condition: Callable[[], object], process: subprocess.Popen[str]) -> None:

@@ -36,6 +36,7 @@ def test_ray_engine(
     assert "answers: [0, 1, 2]" in shown
     assert "Since flwr 1.32" not in shown
     assert (tmp_path / "run" / "engine-logs" / "superlink.log").exists()
+    assert (tmp_path / "run").stat().st_mode & 0o777 == 0o700
 
 
 def test_ctrl_c_on_the_ray_engine(tiny_app: Path, tmp_path: Path, marked: Alive) -> None:

@@ -30,6 +30,23 @@ START_TIMEOUT = 120.0
 """Seconds for a Flower process to come up: generous, since an idle machine needs about three."""
 
 
+def log_folder(run_dir: Path | None) -> Path | None:
+    """Return where the engine's logs of a run go; its folder is made, for its owner alone.
+
+    Parameters
+    ----------
+    run_dir : Path | None
+        The folder of the run; None if the app has none.
+    """
+    # Not at the top: it loads Flower, for which nobody should wait who asks for --help.
+    from fedpsa_strategy.files import make_private_folder
+
+    if run_dir is None:
+        return None
+    make_private_folder(run_dir)
+    return run_dir / LOG_FOLDER
+
+
 class SuperLink:
     """A running SuperLink and the process group it belongs to.
 
