@@ -1,6 +1,7 @@
 """The folders depend on each other in one direction, and the library needs no torch."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -40,6 +41,28 @@ def test_rules_know_nothing_of_flower_torch_or_files():
     for path in (ROOT / "fedpsa_strategy" / "rules").glob("*.py"):
         forbidden = {"flwr", "torch", "logging", "time", "pathlib", "os", "random"}
         assert not imported_packages(path) & forbidden, path
+
+
+def private_names_of_torch(path: Path) -> set[str]:
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Attribute):
+            names.add(ast.unparse(node))
+    return {name for name in names if re.fullmatch(r"torch\.([\w.]+\.)?_(?!_)[\w.]+", name)}
+
+
+def test_nothing_of_torch_is_used_that_may_change_without_notice():
+    found = {
+        path.relative_to(ROOT): names
+        for package in (*ALLOWED, "benchmarks", "docker")
+        for path in (ROOT / package).rglob("*.py")
+        if (names := private_names_of_torch(path))
+    }
+    assert not found
 
 
 def loaded_modules(code: str) -> set[str]:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
+from fedpsa_strategy import layer_moments
 from fedpsa_strategy import parameter_sensitivity as module
 from fedpsa_strategy.parameter_sensitivity import sensitivity, trainable_vector
 
@@ -552,15 +553,17 @@ def test_small_batches(samples, name, path):
 @pytest.mark.parametrize("limit", [1, 1500, 10**9])
 def test_per_sample_gradients_stay_within_the_memory_limit(make, shape, limit, monkeypatch):
     held = []
-    added = module._added
+    added = layer_moments.added
 
     def noted(total, gradients):
         held.append(gradients)
         return added(total, gradients)
 
-    monkeypatch.setattr(module, "_added", noted)
+    for user in (module, layer_moments):
+        monkeypatch.setattr(user, "added", noted)
     model, batch = made(make), batch_of(shape)
     assert_close(sensitivity(model, *batch, memory_limit=limit), reference(model, *batch))
+    assert held
     assert all(len(g) == 1 or 4 * g.numel() <= limit for g in held)
     assert limit < 10**9 or all(len(g) == 8 for g in held)
 

@@ -336,6 +336,7 @@ def test_compiled_code_is_shared_by_models_of_one_architecture():
     from torch._dynamo.utils import counters
 
     shard = toy_shard(n=40)
+    torch.compiler.reset()
     train(make_model("digits", 0), shard, **SETTINGS, step="compiled")
     graphs = counters["stats"]["unique_graphs"]
     # Neither another model, another rate nor another start means compiling anew.
@@ -358,9 +359,9 @@ def test_compiled_code_is_shared_by_clients_of_different_sizes():
         train(model, part, **SETTINGS, step="compiled")
         return parameters(model)
 
-    torch._dynamo.reset()
+    torch.compiler.reset()
     alone = trained(35)
-    torch._dynamo.reset()
+    torch.compiler.reset()
     trained(19)
     graphs = counters["stats"]["unique_graphs"]
     beside_others = trained(35)
