@@ -15,8 +15,8 @@ from torch.nn import functional
 
 STEPS = ("eager", "compiled")
 
-# Variants of the compiled epoch: one per architecture, loss and use of the proximal term, and one
-# more for epochs of a single batch. Beyond the limit torch raises an error (see fullgraph below).
+# Variants of the compiled epoch: per architecture, size of a batch, loss and use of the proximal
+# term, a few for one and for many numbers of samples. Beyond the limit torch raises an error.
 _MOST_COMPILED_VARIANTS = 256
 
 Training = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -131,11 +131,14 @@ def _epoch(
     Every row of ``batches`` is one; returns their losses. What a step changes goes through the
     loop: parameters and buffers by name.
     """
+    # A range needs a number: so a batch's size is never compiled as an unknown, as that of a client
+    # is, which dropout could not do with.
+    size = len(range(batches.shape[1]))
     values = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
     buffers = dict(model.named_buffers())
 
     def step(index: Tensor, losses: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
-        batch = batches.index_select(0, index).squeeze(0)
+        batch = batches.index_select(0, index).view(size)
         x = in_layout_of(model, inputs.index_select(0, batch))
         y = targets.index_select(0, batch)
         before = dict(zip(values, state, strict=False))
@@ -174,13 +177,13 @@ def _epoch(
 @cache
 def _compiled(device_type: str) -> Callable[..., Tensor]:
     # The model is an argument: torch guards its structure, not its identity, so that all models of
-    # one architecture share the code. fullgraph, else parts could silently run eagerly; dynamic,
-    # because clients have different numbers of batches. On a CPU also what calls the kernels is
-    # compiled: in Python it takes a good part of a small model's time.
+    # one architecture share the code. The first client of another size means compiling anew, for
+    # any number of samples; the code of a step, and so its rounding, stays. fullgraph, else parts
+    # could silently run eagerly. On a CPU also what calls the kernels is compiled: in Python it
+    # takes a good part of a small model's time.
     compiled: Callable[..., Tensor] = torch.compile(  # type: ignore[call-overload]
         _epoch,
         fullgraph=True,
-        dynamic=True,
         options={"cpp_wrapper": True} if device_type == "cpu" else None,
         recompile_limit=_MOST_COMPILED_VARIANTS,
     )

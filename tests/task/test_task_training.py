@@ -351,7 +351,7 @@ def test_compiled_code_is_shared_by_models_of_one_architecture():
 def test_compiled_code_is_shared_by_clients_of_different_sizes():
     from torch._dynamo.utils import counters
 
-    shard = toy_shard(51)
+    shard = toy_shard(100)
 
     def trained(n):
         model = make_model("digits", 0)
@@ -360,12 +360,14 @@ def test_compiled_code_is_shared_by_clients_of_different_sizes():
         return parameters(model)
 
     torch.compiler.reset()
-    alone = trained(35)
+    alone = trained(67)
     torch.compiler.reset()
-    trained(19)
+    trained(35)
+    trained(51)  # compiled for any number of samples
     graphs = counters["stats"]["unique_graphs"]
-    beside_others = trained(35)
-    trained(51)
+    beside_others = trained(67)
+    for n in (40, 83, 99):
+        trained(n)
     assert counters["stats"]["unique_graphs"] == graphs
     assert equal(alone, beside_others)
 
