@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -15,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from simulation.engines.flower.process_table import list_processes
+import psutil
 
 ROOT = Path(__file__).resolve().parents[1]
 # Seconds. Looking at a process takes 10 ms of its time: not too often.
@@ -201,7 +200,8 @@ def _memory_of_children() -> Iterator[Callable[[], int]]:
     def watch() -> None:
         wait = _FIRST_SAMPLE
         while not done.wait(wait):
-            peak[0] = max(peak[0], sum(map(_memory, descendants(os.getpid()))))
+            children = psutil.Process().children(recursive=True)
+            peak[0] = max(peak[0], sum(map(_memory, children)))
             wait = _SAMPLE_INTERVAL
 
     thread = threading.Thread(target=watch, daemon=True)
@@ -213,25 +213,10 @@ def _memory_of_children() -> Iterator[Callable[[], int]]:
         thread.join()
 
 
-def descendants(pid: int) -> list[int]:
-    """Return the processes that a process has started, and those they have, and so on."""
-    children: dict[int, list[int]] = {}
-    for process in list_processes():
-        children.setdefault(process.parent, []).append(process.pid)
-    found, waiting = [], [pid]
-    while waiting:
-        more = children.get(waiting.pop(), [])
-        found += more
-        waiting += more
-    return found
-
-
-def _memory(pid: int) -> int:
+def _memory(process: psutil.Process) -> int:
     """Return the memory of a process; what it shares with others counts in parts."""
     try:
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return 0
+        used = process.memory_full_info()
+    except psutil.Error:  # it has ended
+        return 0
+    return int(getattr(used, "pss", used.rss))  # only Linux knows the parts

@@ -2,45 +2,43 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any, NamedTuple
+
+import psutil
 
 from simulation.experiments.machine import cpu_model, num_cores
 
 _PACKAGES = ("torch", "numpy", "flwr", "ray")
-_STAT = Path("/proc/stat")
-_STOLEN = 7  # which of the first line's numbers counts what a host took; later ones count twice
 
 
 class ProcessorTime(NamedTuple):
-    """The time of all processors since the machine started, in ticks of the system's clock.
+    """The time of all processors since the machine started, in seconds.
 
     Attributes
     ----------
-    stolen : int
+    stolen : float
         What they were ready to work in, but the host of a virtual machine gave to others.
-    total : int
+    total : float
         All of it.
     """
 
-    stolen: int
-    total: int
+    stolen: float
+    total: float
 
     @classmethod
     def now(cls) -> ProcessorTime:
-        """Return what the system says; nothing where it does not say."""
-        if not _STAT.exists():
-            return cls(0, 0)
-        counts = [int(word) for word in _STAT.read_text().split("\n")[0].split()[1:]]
-        return cls(counts[_STOLEN], sum(counts[: _STOLEN + 1]))
+        """Return what the system says; only Linux knows what was stolen."""
+        times = psutil.cpu_times()._asdict()
+        guests = times.get("guest", 0.0) + times.get("guest_nice", 0.0)  # counted as users too
+        return cls(times.get("steal", 0.0), sum(times.values()) - guests)
 
     def stolen_since(self, before: ProcessorTime) -> float:
         """Return the share that the host took between two moments."""
-        return (self.stolen - before.stolen) / max(self.total - before.total, 1)
+        passed = self.total - before.total
+        return (self.stolen - before.stolen) / passed if passed > 0 else 0.0
 
 
 def describe() -> dict[str, Any]:
@@ -49,8 +47,8 @@ def describe() -> dict[str, Any]:
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "cpu": cpu_model(),
         "cores": num_cores(),
-        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        "load_average": [round(value, 2) for value in os.getloadavg()],
+        "memory_bytes": psutil.virtual_memory().total,
+        "load_average": [round(value, 2) for value in psutil.getloadavg()],
         "processor_time": ProcessorTime.now(),
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in _PACKAGES},

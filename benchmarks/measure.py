@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import resource
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -12,7 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-_STATUS = Path("/proc/self/status")
+import psutil
+
 _CLEAR_REFS = Path("/proc/self/clear_refs")
 _RESET_PEAK = "5"
 
@@ -105,21 +107,14 @@ def peak_memory(function: Callable[[], Any]) -> int:
     gc.collect()
     _return_free_memory()
     _CLEAR_REFS.write_text(_RESET_PEAK)
-    before = _status("VmRSS")
+    before = int(psutil.Process().memory_info().rss)
     function()
-    return max(_status("VmHWM") - before, 0)
+    return max(own_peak() - before, 0)
 
 
 def own_peak() -> int:
     """Return the most bytes of memory that this process has had so far."""
-    return _status("VmHWM")
-
-
-def _status(key: str) -> int:
-    for line in _STATUS.read_text().splitlines():
-        if line.startswith(f"{key}:"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError(f"{_STATUS} has no {key}")
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _return_free_memory() -> None:

@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from benchmarks.jobs import ROOT
 from benchmarks.measure import Spread
 from benchmarks.report import Report, parser, with_unit
 from simulation.engines.grpc import Deployment
 
-_TICKS = os.sysconf("SC_CLK_TCK")
-
 
 def cpu_seconds(pid: int) -> float:
     """Return the processor time of a process so far."""
-    text = Path(f"/proc/{pid}/stat").read_text()
-    fields = text[text.rindex(")") + 2 :].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS
+    times = psutil.Process(pid).cpu_times()
+    return float(times.user + times.system)
 
 
 def resident(pid: int) -> int:
     """Return the memory of a process."""
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return int(psutil.Process(pid).memory_info().rss)
 
 
 def update_seconds(events: Path) -> list[float]:

@@ -4,6 +4,7 @@ import importlib
 import itertools
 import json
 import re
+from typing import NamedTuple
 
 import pytest
 
@@ -55,16 +56,20 @@ def test_peak_memory_sees_what_is_freed_again():
     assert peak_memory(lambda: bytearray(50_000_000)) >= 40_000_000
 
 
-def test_stolen_time_is_a_share_of_all_processors_time(tmp_path, monkeypatch):
-    stat = tmp_path / "stat"
-    monkeypatch.setattr(machine, "_STAT", stat)
-    assert machine.ProcessorTime.now() == (0, 0)  # a system that does not tell
-    # user, nice, system, idle, iowait, irq, softirq, steal; guests are users too.
-    stat.write_text("cpu  10 0 5 80 0 0 1 4 7 0\ncpu0 1 1 1 1 1 1 1 1 1 1\n")
-    before = machine.ProcessorTime.now()
-    assert before == (4, 100)
-    stat.write_text("cpu  110 0 5 130 0 0 1 54 9 0\n")
-    assert machine.ProcessorTime.now().stolen_since(before) == 0.25
+def test_stolen_time_is_a_share_of_all_processors_time(monkeypatch):
+    class Times(NamedTuple):
+        user: float
+        idle: float
+        steal: float
+        guest: float
+
+    def told(*times):
+        monkeypatch.setattr(machine.psutil, "cpu_times", lambda: Times(*times))
+        return machine.ProcessorTime.now()
+
+    before = told(16.0, 80.0, 4.0, 7.0)  # guests are users too
+    assert before == (4.0, 100.0)
+    assert told(116.0, 130.0, 54.0, 9.0).stolen_since(before) == 0.25
     assert before.stolen_since(before) == 0
 
 

@@ -202,12 +202,14 @@ def test_a_log_that_grows_too_long_starts_over(group: ProcessGroup) -> None:
         assert child.tail() == "short"
 
 
-def test_where_there_is_no_proc_the_process_tree_must_do(
+def test_where_no_variables_are_shown_the_process_tree_must_do(
     group: ProcessGroup, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     script = f"sleep 600 & echo $! > {tmp_path}/pid; wait"
     with monkeypatch.context() as patch:
-        patch.setattr("simulation.engines.flower.process_table.HAS_PROC", False)
+        patch.setattr(
+            "simulation.engines.flower.process_table.pids_with_variable", lambda *_: set()
+        )
         with group:
             group.start("shell", ["sh", "-c", script])
             while not ((tmp_path / "pid").exists() and (tmp_path / "pid").read_text()):

@@ -5,82 +5,64 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
-_PROC = Path("/proc")
-HAS_PROC = (_PROC / "self" / "stat").exists()
+import psutil
 
 
 @dataclass(frozen=True)
 class Process:
-    """One process; the start time tells it from a later one with the same id."""
+    """One process; its handle differs from that of a later one with the same id."""
 
-    pid: int
-    started: int
+    handle: psutil.Process
     # What may change while it lives is no part of what it is.
     parent: int = field(compare=False)
     session: int = field(compare=False)
     zombie: bool = field(compare=False)
 
+    @property
+    def pid(self) -> int:
+        """The id that the system gave it."""
+        return int(self.handle.pid)
+
 
 def list_processes() -> list[Process]:
     """Return every process that the system shows us."""
-    return _list_from_proc() if HAS_PROC else _list_from_ps()
+    found = []
+    for handle in _handles():
+        # It may end while we are looking.
+        with contextlib.suppress(psutil.Error, ProcessLookupError), handle.oneshot():
+            zombie = handle.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+            found.append(Process(handle, handle.ppid(), _session(handle.pid), zombie))
+    return found
 
 
-def _list_from_proc() -> list[Process]:
-    processes = []
-    for entry in os.scandir(_PROC):
-        if not entry.name.isdigit():
-            continue
-        try:
-            text = (_PROC / entry.name / "stat").read_text(errors="replace")
-        except OSError:  # it ended while we were looking
-            continue
-        # The name, in parentheses, may itself contain spaces and parentheses.
-        fields = text[text.rindex(")") + 2 :].split()
-        processes.append(
-            Process(
-                pid=int(entry.name),
-                started=int(fields[19]),
-                parent=int(fields[1]),
-                session=int(fields[3]),
-                zombie=fields[0] in "ZX",
-            )
-        )
-    return processes
+def _handles() -> Iterator[psutil.Process]:
+    # Not psutil.process_iter: it keeps handles, and takes a new process with an old id for the old.
+    for pid in psutil.pids():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            yield psutil.Process(pid)
 
 
-def _list_from_ps() -> list[Process]:
-    # Not every ps knows sessions; the process group is the next best thing.
-    output = subprocess.run(
-        ["ps", "-A", "-o", "pid=,ppid=,pgid=,stat="], capture_output=True, text=True, check=False
-    ).stdout
-    processes = []
-    for line in output.splitlines():
-        pid, parent, group, state = line.split(maxsplit=3)
-        processes.append(Process(int(pid), 0, int(parent), int(group), state.startswith("Z")))
-    return processes
+def _session(pid: int) -> int:
+    try:
+        return os.getsid(pid)
+    except PermissionError:  # a process of somebody else, on systems that keep this to themselves
+        return 0
 
 
 def pids_with_variable(variable: str, value: str) -> set[int]:
     """Return the processes that were started with this environment variable.
 
-    Only Linux shows other processes' variables; elsewhere the answer is empty.
+    Those whose variables the system does not show us are left out.
     """
-    if not HAS_PROC:
-        return set()
-    wanted = f"{variable}={value}".encode()
     found = set()
-    for entry in os.scandir(_PROC):
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                if wanted in (_PROC / entry.name / "environ").read_bytes().split(b"\0"):
-                    found.add(int(entry.name))
+    for handle in _handles():
+        with contextlib.suppress(psutil.Error, OSError):
+            if handle.environ().get(variable) == value:
+                found.add(handle.pid)
     return found
 
 
