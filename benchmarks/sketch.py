@@ -18,7 +18,7 @@ from torch.nn import functional
 from benchmarks.measure import Spread, interleave_calls, paired_ratio, peak_memory
 from benchmarks.report import Report, parser, with_unit
 from fedpsa_strategy import Calibration, Sketch
-from fedpsa_strategy.parameter_sensitivity import num_trainable, sensitivity
+from fedpsa_strategy.probe.sensitivity import num_trainable, sensitivity
 from task.models import make_model
 from task.steps import make_training
 from task.tensors import Shard

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report import Report, parser, with_unit
-from fedpsa_strategy.update_dtype import UPDATE_DTYPES
+from fedpsa_strategy.wire.update_dtype import UPDATE_DTYPES
 from simulation.engines.local.run import num_cores, run_locally
 
 METHODS = ("fedpsa", "fedbuff", "ca2fl", "fedasync", "fedfa", "fedavg", "fedpac")

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from client_app.fedpac import train_fedpac
-from fedpsa_strategy.client import make_reply
-from fedpsa_strategy.probe import LossFn
-from fedpsa_strategy.state_dicts import load_values, parameter_views, read_arrays
+from fedpsa_strategy.client.reply import make_reply
+from fedpsa_strategy.probe.probe import LossFn
+from fedpsa_strategy.probe.state_dicts import load_values, parameter_views, read_arrays
 from task.hardware import resolve_device, set_threads
 from task.own_checks import check_own_task
 from task.tasks import DatasetTask, Task, as_shard, find_task

@@ -9,35 +9,35 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from fedpsa_strategy.ca2fl import CA2FL
-from fedpsa_strategy.calibration import Calibration
-from fedpsa_strategy.clock import (
+from fedpsa_strategy.probe.calibration import Calibration
+from fedpsa_strategy.probe.sketch import Sketch
+from fedpsa_strategy.server.ca2fl import CA2FL
+from fedpsa_strategy.server.clock import (
     ConstantLatency,
     LongTailLatency,
     UniformLatency,
     VirtualClock,
     WallClock,
 )
-from fedpsa_strategy.fedasync import FedAsync
-from fedpsa_strategy.fedavg import FedAvg
-from fedpsa_strategy.fedbuff import FedBuff
-from fedpsa_strategy.fedfa import FedFa
-from fedpsa_strategy.fedpac import FedPAC
-from fedpsa_strategy.fedpsa import FedPSA
-from fedpsa_strategy.sketch import Sketch
-from fedpsa_strategy.strategy import AsyncStrategy
+from fedpsa_strategy.server.fedasync import FedAsync
+from fedpsa_strategy.server.fedavg import FedAvg
+from fedpsa_strategy.server.fedbuff import FedBuff
+from fedpsa_strategy.server.fedfa import FedFa
+from fedpsa_strategy.server.fedpac import FedPAC
+from fedpsa_strategy.server.fedpsa import FedPSA
+from fedpsa_strategy.server.strategy import AsyncStrategy
 
 if TYPE_CHECKING:
-    from fedpsa_strategy.client import make_reply
-    from fedpsa_strategy.mod import fedpsa_mod
-    from fedpsa_strategy.parameter_sensitivity import sensitivity
-    from fedpsa_strategy.probe import Probe
+    from fedpsa_strategy.client.mod import fedpsa_mod
+    from fedpsa_strategy.client.reply import make_reply
+    from fedpsa_strategy.probe.probe import Probe
+    from fedpsa_strategy.probe.sensitivity import sensitivity
 
 _NEEDS_TORCH = {
-    "Probe": "fedpsa_strategy.probe",
-    "fedpsa_mod": "fedpsa_strategy.mod",
-    "make_reply": "fedpsa_strategy.client",
-    "sensitivity": "fedpsa_strategy.parameter_sensitivity",
+    "Probe": "fedpsa_strategy.probe.probe",
+    "fedpsa_mod": "fedpsa_strategy.client.mod",
+    "make_reply": "fedpsa_strategy.client.reply",
+    "sensitivity": "fedpsa_strategy.probe.sensitivity",
 }
 
 __all__ = [

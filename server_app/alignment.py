@@ -19,8 +19,8 @@ from flwr.app import ArrayRecord, MetricRecord
 from torch import Tensor, nn
 
 from fedpsa_strategy import AsyncStrategy
-from fedpsa_strategy.replies import TrainReply
-from fedpsa_strategy.strategy import Task
+from fedpsa_strategy.server.strategy import Task
+from fedpsa_strategy.wire.replies import TrainReply
 from task.tensors import Shard
 
 BATCH_SIZE = 256

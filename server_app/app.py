@@ -15,11 +15,11 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fedpsa_strategy.checkpoint import Checkpointer
 from fedpsa_strategy.errors import FedPSAError
-from fedpsa_strategy.layout import Layout
-from fedpsa_strategy.loop import STOP_REQUESTED
-from fedpsa_strategy.snapshot import check_fits
+from fedpsa_strategy.server.checkpoint import Checkpointer
+from fedpsa_strategy.server.loop import STOP_REQUESTED
+from fedpsa_strategy.server.snapshot import check_fits
+from fedpsa_strategy.wire.layout import Layout
 from server_app.build import build_experiment, make_task
 from server_app.curve import draw_curve
 from server_app.event_log import EventLog, complete_size, read_events

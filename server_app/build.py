@@ -29,12 +29,12 @@ from fedpsa_strategy import (
     VirtualClock,
     WallClock,
 )
-from fedpsa_strategy.clock import Clock, Latency
-from fedpsa_strategy.contract import trainable_keys
-from fedpsa_strategy.events import Listener
-from fedpsa_strategy.norm_guard import NormGuard
-from fedpsa_strategy.parameter_sensitivity import num_trainable
+from fedpsa_strategy.probe.sensitivity import num_trainable
 from fedpsa_strategy.seeds import derive
+from fedpsa_strategy.server.clock import Clock, Latency
+from fedpsa_strategy.server.events import Listener
+from fedpsa_strategy.server.norm_guard import NormGuard
+from fedpsa_strategy.wire.contract import trainable_keys
 from server_app.alignment import record_alignment
 from server_app.personal import personal_accuracy
 from server_app.progress import DAY

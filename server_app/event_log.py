@@ -19,8 +19,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from fedpsa_strategy.events import Event, event_from_dict
 from fedpsa_strategy.files import open_regular
+from fedpsa_strategy.server.events import Event, event_from_dict
 
 log = logging.getLogger("flwr")
 

@@ -12,7 +12,7 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
-from fedpsa_strategy.events import (
+from fedpsa_strategy.server.events import (
     Aggregated,
     Dispatched,
     Evaluated,

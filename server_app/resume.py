@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fedpsa_strategy.checkpoint import CheckpointStore, load
+from fedpsa_strategy.server.checkpoint import CheckpointStore, load
 from server_app.places import SUMMARY
 from server_app.progress import DAY, Limits
 from server_app.settings import Settings, SettingsError

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from fedpsa_strategy.events import Aggregated, Evaluated, Event, RunStarted, Uploaded
+from fedpsa_strategy.server.events import Aggregated, Evaluated, Event, RunStarted, Uploaded
 
 _RATE_INTERVAL = 5.0  # real seconds over which uploads are counted
 

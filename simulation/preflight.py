@@ -6,8 +6,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from fedpsa_strategy.checkpoint import CheckpointError
 from fedpsa_strategy.checks import shown
+from fedpsa_strategy.server.checkpoint import CheckpointError
 from server_app.places import holds_run
 from server_app.resume import load_checkpoint
 from server_app.settings import Settings, SettingsError

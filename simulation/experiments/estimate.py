@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping
 
-from fedpsa_strategy.clock import LongTailLatency, UniformLatency
+from fedpsa_strategy.server.clock import LongTailLatency, UniformLatency
 from server_app.progress import DAY
 from simulation.experiments.cells import Cell
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedpsa_strategy.checkpoint import CheckpointError, CheckpointStore
 from fedpsa_strategy.files import make_private_folder, try_lock, write_atomically
+from fedpsa_strategy.server.checkpoint import CheckpointError, CheckpointStore
 from server_app.run_dir import LOCK
 from server_app.settings import Settings
 from simulation.environment import ConfigValue

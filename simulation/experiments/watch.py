@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from fedpsa_strategy.events import Evaluated, event_from_dict
+from fedpsa_strategy.server.events import Evaluated, event_from_dict
 from server_app.dashboard.tail import Tail
 from server_app.event_log import parse_line
 from server_app.progress import DAY

@@ -10,7 +10,7 @@ from torch.nn import functional
 from client_app import app as client_app
 from client_app.app import app
 from client_app.fedpac import train_fedpac
-from fedpsa_strategy.contract import DELTA, REPLY_ARRAYS
+from fedpsa_strategy.wire.contract import DELTA, REPLY_ARRAYS
 from server_app.settings import Settings
 from task.models import make_model
 from task.shards import Shard, client_shard

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load_file
 
-from fedpsa_strategy.checkpoint import CheckpointStore
+from fedpsa_strategy.server.checkpoint import CheckpointStore
 
 APP = Path(__file__).parents[2]
 SMALL = {

@@ -18,7 +18,7 @@ from flwr.app import (
 )
 from flwr.serverapp import Grid
 
-from fedpsa_strategy.contract import MARK, STATES, mark
+from fedpsa_strategy.wire.contract import MARK, STATES, mark
 
 Behaviour = Callable[[Message], RecordDict | Error | None]
 

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedpsa_strategy.calibration import Calibration, fingerprint
-from fedpsa_strategy.sketch import Sketch
+from fedpsa_strategy.probe.calibration import Calibration, fingerprint
+from fedpsa_strategy.probe.sketch import Sketch
 
 
 def test_gaussian_inputs_and_uniform_labels():
@@ -190,8 +190,8 @@ def test_wrong_arrays_are_explained(inputs, targets, message):
 def test_batch_and_projection_need_no_torch():
     code = (
         "import sys; sys.modules['torch'] = None\n"
-        "from fedpsa_strategy.calibration import Calibration\n"
-        "from fedpsa_strategy.sketch import Sketch\n"
+        "from fedpsa_strategy.probe.calibration import Calibration\n"
+        "from fedpsa_strategy.probe.sketch import Sketch\n"
         "print(Sketch(128)(Calibration.gaussian((2,)).inputs.ravel()).shape)"
     )
     run = subprocess.run(

@@ -12,7 +12,7 @@ from test_loop import Recorder, counting_evaluation, run, virtual
 from test_peer_strategies import statistics
 
 from fedpsa_strategy import CA2FL, FedAsync, FedAvg, FedBuff, FedFa, FedPAC, FedPSA, UniformLatency
-from fedpsa_strategy.checkpoint import (
+from fedpsa_strategy.server.checkpoint import (
     Checkpointer,
     CheckpointError,
     CheckpointStore,
@@ -20,7 +20,7 @@ from fedpsa_strategy.checkpoint import (
     pack,
     unpack,
 )
-from fedpsa_strategy.snapshot import ResumeError
+from fedpsa_strategy.server.snapshot import ResumeError
 
 METHODS = {
     "fedpsa": lambda **kw: FedPSA(

@@ -14,9 +14,9 @@ from torch import nn
 
 from fedpsa_strategy import FedAvg, FedBuff, FedPSA, Probe, make_reply
 from fedpsa_strategy.errors import InvalidReplyError
-from fedpsa_strategy.fedpsa import relative_error
-from fedpsa_strategy.norm_guard import NormGuard
-from fedpsa_strategy.replies import TrainReply
+from fedpsa_strategy.server.fedpsa import relative_error
+from fedpsa_strategy.server.norm_guard import NormGuard
+from fedpsa_strategy.wire.replies import TrainReply
 
 
 def go(guard, huge=(300.0, 400.0), num_versions=30):

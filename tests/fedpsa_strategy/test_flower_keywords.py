@@ -10,7 +10,7 @@ from scripted_grid import ScriptedGrid, update
 from test_loop import run, virtual
 
 from fedpsa_strategy import CA2FL, FedAsync, FedAvg, FedBuff, FedFa, FedPSA
-from fedpsa_strategy.strategy import AsyncStrategy
+from fedpsa_strategy.server.strategy import AsyncStrategy
 
 
 def parameters(function):

@@ -5,7 +5,7 @@ import pytest
 from flwr.app import Array
 
 from fedpsa_strategy.errors import InvalidReplyError
-from fedpsa_strategy.layout import read_array, write_array
+from fedpsa_strategy.wire.layout import read_array, write_array
 
 ARRAYS = {
     "matrix": np.arange(12, dtype=np.float32).reshape(3, 4),

@@ -20,7 +20,7 @@ from fedpsa_strategy import (
     WallClock,
 )
 from fedpsa_strategy.errors import AllClientsFailedError, DivergedError, NodesMissingError
-from fedpsa_strategy.loop import AsyncLoop
+from fedpsa_strategy.server.loop import AsyncLoop
 
 
 def run(

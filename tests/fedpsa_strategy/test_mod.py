@@ -17,7 +17,7 @@ from flwr.clientapp.mod import arrays_size_mod, message_size_mod
 from torch import nn
 
 from fedpsa_strategy import Probe, fedpsa_mod
-from fedpsa_strategy.contract import DELTA, MARK, REPLY_ARRAYS, STATES
+from fedpsa_strategy.wire.contract import DELTA, MARK, REPLY_ARRAYS, STATES
 
 
 class Regressor(nn.Module):

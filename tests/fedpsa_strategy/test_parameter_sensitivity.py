@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
-from fedpsa_strategy import layer_moments
-from fedpsa_strategy import parameter_sensitivity as module
-from fedpsa_strategy.parameter_sensitivity import sensitivity, trainable_vector
+from fedpsa_strategy.probe import layer_moments
+from fedpsa_strategy.probe import sensitivity as module
+from fedpsa_strategy.probe.sensitivity import sensitivity, trainable_vector
 
 cross_entropy = partial(functional.cross_entropy, reduction="none")
 

@@ -6,9 +6,16 @@ import numpy as np
 import pytest
 from test_rules import ZERO, make_update
 
-from fedpsa_strategy.mapped_memory import MappedMemory
-from fedpsa_strategy.rules import CA2FLRule, FedAsyncRule, FedAvgRule, FedFaRule, FedPACRule, Update
-from fedpsa_strategy.rules.fedpac import head_weights, minimise_on_simplex, project_on_simplex
+from fedpsa_strategy.methods import (
+    CA2FLRule,
+    FedAsyncRule,
+    FedAvgRule,
+    FedFaRule,
+    FedPACRule,
+    Update,
+)
+from fedpsa_strategy.methods.fedpac import head_weights, minimise_on_simplex, project_on_simplex
+from fedpsa_strategy.methods.mapped_memory import MappedMemory
 
 
 def started(rule, model=ZERO):

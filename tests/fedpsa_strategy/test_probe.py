@@ -10,9 +10,9 @@ from torch import nn
 from torch.nn import functional
 
 from fedpsa_strategy import Calibration, FedPSA, Probe, Sketch, make_reply, sensitivity
-from fedpsa_strategy.contract import DELTA, MARK, REPLY_ARRAYS, STATES
-from fedpsa_strategy.parameter_sensitivity import num_trainable
-from fedpsa_strategy.probe import ProbeError
+from fedpsa_strategy.probe.probe import ProbeError
+from fedpsa_strategy.probe.sensitivity import num_trainable
+from fedpsa_strategy.wire.contract import DELTA, MARK, REPLY_ARRAYS, STATES
 
 
 def small_model(seed=0):

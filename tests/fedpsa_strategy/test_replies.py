@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-from fedpsa_strategy.replies import count_bytes
+from fedpsa_strategy.wire.replies import count_bytes
 
 
 @pytest.mark.parametrize(

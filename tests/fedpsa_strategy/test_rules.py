@@ -5,10 +5,10 @@ import math
 import numpy as np
 import pytest
 
-from fedpsa_strategy.replies import squared_norm
-from fedpsa_strategy.rules import FedBuffRule, FedPSARule, Update
-from fedpsa_strategy.rules.base import blocks, effective_number, weighted_step
-from fedpsa_strategy.rules.fedpsa import Thermometer, cosine, softmax
+from fedpsa_strategy.methods import FedBuffRule, FedPSARule, Update
+from fedpsa_strategy.methods.base import blocks, effective_number, weighted_step
+from fedpsa_strategy.methods.fedpsa import Thermometer, cosine, softmax
+from fedpsa_strategy.wire.replies import squared_norm
 
 
 def make_update(delta, *, sketch=None, staleness=0, client=0, start=(0.0, 0.0)):

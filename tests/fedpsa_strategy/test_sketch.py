@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedpsa_strategy.sketch import Sketch
+from fedpsa_strategy.probe.sketch import Sketch
 
 SEEDS = st.integers(0, 2**64 - 1)
 
@@ -139,7 +139,7 @@ def test_cosine_is_kept_within_the_johnson_lindenstrauss_error(kind, cosine):
 
 SCRIPT = """
 import numpy as np, torch
-from fedpsa_strategy.sketch import Sketch
+from fedpsa_strategy.probe.sketch import Sketch
 vector = np.random.default_rng(0).standard_normal(300_000).astype(np.float32)
 for kind, dim in (("rademacher", 40), ("gaussian", 3)):
     print(Sketch(len(vector), dim, 1, kind)(vector).tobytes().hex())

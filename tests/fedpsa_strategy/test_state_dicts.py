@@ -6,7 +6,7 @@ import torch
 from flwr.app import ArrayRecord
 from torch import nn
 
-from fedpsa_strategy.state_dicts import load_values, parameter_views, read_arrays
+from fedpsa_strategy.probe.state_dicts import load_values, parameter_views, read_arrays
 
 
 class Tied(nn.Module):

@@ -28,9 +28,9 @@ from fedpsa_strategy import (
     fedpsa_mod,
     make_reply,
 )
-from fedpsa_strategy.contract import MARK, STATES, trainable_keys
 from fedpsa_strategy.errors import InvalidReplyError
-from fedpsa_strategy.states import check_states, combine_states
+from fedpsa_strategy.wire.contract import MARK, STATES, trainable_keys
+from fedpsa_strategy.wire.states import check_states, combine_states
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

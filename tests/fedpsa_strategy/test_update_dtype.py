@@ -12,12 +12,12 @@ from test_dishonest import model, trained_reply
 from test_loop import Recorder, run, virtual
 
 from fedpsa_strategy import FedBuff, FedPSA, Probe, make_reply
-from fedpsa_strategy.checkpoint import Checkpointer, CheckpointStore
-from fedpsa_strategy.contract import DELTA, REPLY_ARRAYS, STATES
 from fedpsa_strategy.errors import InvalidReplyError
-from fedpsa_strategy.layout import Layout
-from fedpsa_strategy.replies import read_train_reply
-from fedpsa_strategy.update_dtype import UPDATE_DTYPES, decode
+from fedpsa_strategy.server.checkpoint import Checkpointer, CheckpointStore
+from fedpsa_strategy.wire.contract import DELTA, REPLY_ARRAYS, STATES
+from fedpsa_strategy.wire.layout import Layout
+from fedpsa_strategy.wire.replies import read_train_reply
+from fedpsa_strategy.wire.update_dtype import UPDATE_DTYPES, decode
 from server_app.settings import Settings
 
 HALVES = ("float16", "bfloat16")

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 import server_app
-from fedpsa_strategy.events import Evaluated, Rejected, RunStarted, Uploaded
+from fedpsa_strategy.server.events import Evaluated, Rejected, RunStarted, Uploaded
 from server_app.dashboard import __main__ as command
 from server_app.dashboard.app import is_loopback, make_app
 from server_app.dashboard.library import Library

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from fedpsa_strategy.events import (
+from fedpsa_strategy.server.events import (
     Aggregated,
     Dispatched,
     Evaluated,

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from fedpsa_strategy import events
+from fedpsa_strategy.server import events
 from server_app.dashboard import tail as tail_module
 from server_app.dashboard.library import Library, NoRunError, Run
 from server_app.dashboard.series import Series

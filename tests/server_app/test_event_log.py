@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from fedpsa_strategy.events import Evaluated, NodeLeft, Waiting
+from fedpsa_strategy.server.events import Evaluated, NodeLeft, Waiting
 from server_app.dashboard.state import RunState
 from server_app.event_log import EventLog, complete_size, parse_line, read_events
 

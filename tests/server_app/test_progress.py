@@ -2,7 +2,7 @@ import logging
 
 import pytest
 
-from fedpsa_strategy.events import Aggregated, Evaluated, RunStarted, Uploaded, Waiting
+from fedpsa_strategy.server.events import Aggregated, Evaluated, RunStarted, Uploaded, Waiting
 from server_app.curve import draw_curve
 from server_app.progress import Limits, Progress, area_under_curve
 

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from fedpsa_strategy.events import Aggregated, Evaluated, RunStarted, Uploaded
+from fedpsa_strategy.server.events import Aggregated, Evaluated, RunStarted, Uploaded
 from server_app.tensorboard import TensorBoardLog
 
 needs_tensorboard = pytest.mark.skipif(

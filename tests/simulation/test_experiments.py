@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fedpsa_strategy.checkpoint import CheckpointStore
+from fedpsa_strategy.server.checkpoint import CheckpointStore
 from server_app.run_dir import RunDir
 from server_app.settings import Settings
 from simulation import cli

@@ -14,10 +14,10 @@ from torch import nn
 from torch.nn import functional
 
 from fedpsa_strategy import FedBuff, UniformLatency, VirtualClock
-from fedpsa_strategy.checkpoint import Checkpointer, CheckpointStore
-from fedpsa_strategy.events import Dispatched, Event, RunEnded, Uploaded
-from fedpsa_strategy.loop import AsyncLoop
-from fedpsa_strategy.replies import TrainReply
+from fedpsa_strategy.server.checkpoint import Checkpointer, CheckpointStore
+from fedpsa_strategy.server.events import Dispatched, Event, RunEnded, Uploaded
+from fedpsa_strategy.server.loop import AsyncLoop
+from fedpsa_strategy.wire.replies import TrainReply
 from server_app.alignment import record_alignment
 from server_app.build import build_experiment, make_clock, make_task
 from server_app.progress import Progress

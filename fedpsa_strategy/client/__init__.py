@@ -1,0 +1,1 @@
+"""The client's half: from a trained model to a reply."""

@@ -1,0 +1,74 @@
+"""A client mod that turns an ordinary Flower app into a client of these strategies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from flwr.app import Context, Message
+from torch import nn
+
+from fedpsa_strategy.client.reply import make_reply
+from fedpsa_strategy.probe.probe import LossFn
+from fedpsa_strategy.wire.contract import REPLY_ARRAYS
+
+Next = Callable[[Message, Context], Message]
+
+
+def fedpsa_mod(
+    model_fn: Callable[[], nn.Module], *, loss_fn: LossFn | None = None
+) -> Callable[[Message, Context, Next], Message]:
+    """Return a mod for `ClientApp(mods=[fedpsa_mod(Net)])`.
+
+    It wraps an existing `@app.train()` that replies with the full arrays of the trained model, as
+    Flower's apps do, and makes Δ and the sketch of that reply. Everything else passes unchanged:
+    messages of other strategies, other kinds of messages, error replies, the names of records, and
+    further records of a reply.
+
+    Parameters
+    ----------
+    model_fn : Callable[[], nn.Module]
+        Makes a model of the app's architecture; its values do not matter.
+    loss_fn : Callable[[Tensor, Tensor], Tensor] (default: None)
+        Per-sample loss of (outputs, targets); None is cross-entropy.
+    """
+    workspace: list[nn.Module] = []  # one model for all messages of this process
+
+    def mod(message: Message, context: Context, call_next: Next) -> Message:
+        reply = call_next(message, context)
+        config_key = next(
+            (key for key, item in message.content.config_records.items() if REPLY_ARRAYS in item),
+            None,
+        )
+        if config_key is None or reply.has_error():
+            return reply  # not for a strategy of this library, or nothing to send
+        (arrays_key,) = _only(list(message.content.array_records), "ArrayRecord", "message")
+        (reply_key,) = _only(list(reply.content.array_records), "ArrayRecord", "reply")
+        (metrics_key,) = _only(list(reply.content.metric_records), "MetricRecord", "reply")
+        if not workspace:
+            workspace.append(model_fn())
+        model = workspace[0]
+        model.load_state_dict(reply.content.array_records[reply_key].to_torch_state_dict())
+        made = make_reply(
+            message,
+            model,
+            metrics=reply.content.metric_records[metrics_key],
+            context=context,
+            loss_fn=loss_fn,
+            arrays_key=arrays_key,
+            config_key=config_key,
+        )
+        made.content[metrics_key] = made.content.pop("metrics")
+        for key, record in reply.content.items():
+            if key not in (reply_key, metrics_key):
+                made.content[key] = record
+        return made
+
+    return mod
+
+
+def _only(keys: list[str], kind: str, where: str) -> list[str]:
+    """Return the keys if there is exactly one, apart from the calibration batch."""
+    keys = [key for key in keys if key != "calibration"]
+    if len(keys) != 1:
+        raise ValueError(f"fedpsa_mod needs exactly one {kind} in the {where}, found {keys}")
+    return keys

@@ -1,0 +1,1 @@
+"""How a model responds to the calibration batch, as k numbers."""

@@ -1,0 +1,1 @@
+"""The asynchronous server: Flower's interface, the loop, clocks, events, checkpoints."""

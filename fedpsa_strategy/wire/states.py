@@ -1,0 +1,87 @@
+"""Arrays that are not trained: BatchNorm's statistics, counters.
+
+They are states, not steps: clients send their values, and those of a new version are a convex
+combination of values that were really held. Sums of differences would not do: those of stale
+clients can make a variance negative.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedpsa_strategy.errors import InvalidReplyError
+from fedpsa_strategy.wire.layout import States
+
+# So far, relative to where it started, no honest statistics move in one task.
+_FARTHEST = 1e6
+
+
+def combine_states(old: States, uploads: Sequence[States], weights: Sequence[float]) -> States:
+    """Return the states of a new version.
+
+    Parameters
+    ----------
+    old : States
+        Those of the version before.
+    uploads : Sequence[States]
+        Those of the accepted uploads, the newest last.
+    weights : Sequence[float]
+        Non-negative weights of the last uploads; the old version has what is missing to 1.
+
+    Returns
+    -------
+    States
+        Floats combined, integers of the newest upload.
+    """
+    members = [old, *uploads[len(uploads) - len(weights) :]]
+    shares = [max(0.0, 1.0 - math.fsum(weights)), *weights]
+    combined = {}
+    for key, before in old.items():
+        if before.dtype.kind != "f":
+            combined[key] = uploads[-1][key]
+            continue
+        held = [
+            (share, states[key]) for share, states in zip(shares, members, strict=True) if share > 0
+        ]
+        total = np.zeros(before.shape, np.float64)
+        for share, values in held:
+            total += share * values.astype(np.float64)
+        # Rounding must not lead out of what somebody held: a variance of 0 stays one.
+        lowest = np.minimum.reduce([values for _, values in held])
+        highest = np.maximum.reduce([values for _, values in held])
+        combined[key] = np.clip(total.astype(before.dtype), lowest, highest)
+    return combined
+
+
+def check_states(states: States, start: States) -> None:
+    """Refuse states that no honest client could hold.
+
+    Parameters
+    ----------
+    states : States
+        What a client sent.
+    start : States
+        What it was given.
+
+    Raises
+    ------
+    InvalidReplyError
+        When floats are not finite, impossibly far from the start, or a negative variance.
+    """
+    for key, values in states.items():
+        if values.dtype.kind != "f" or values.size == 0:
+            continue
+        if not np.isfinite(values).all():
+            raise InvalidReplyError(f"array {key!r} is not finite")
+        limit = _FARTHEST * max(1.0, float(np.abs(start[key]).max()))
+        largest = float(np.abs(values).max())
+        if largest > limit:
+            raise InvalidReplyError(
+                f"array {key!r} has an entry of size {largest:.3g}: more than {limit:.3g} is no "
+                "statistic of data"
+            )
+        if key.rpartition(".")[2] == "running_var" and float(values.min()) < 0:
+            raise InvalidReplyError(f"array {key!r} is a variance and has negative entries")
