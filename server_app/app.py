@@ -19,18 +19,18 @@ from fedpsa_strategy.errors import FedPSAError
 from fedpsa_strategy.server.checkpoint import Checkpointer
 from fedpsa_strategy.server.loop import STOP_REQUESTED
 from fedpsa_strategy.server.snapshot import check_fits
+from fedpsa_strategy.watch.curve import draw_curve
+from fedpsa_strategy.watch.event_log import EventLog, complete_size, read_events
+from fedpsa_strategy.watch.status_line import DAY, Progress, area_under_curve
+from fedpsa_strategy.watch.tensorboard import TensorBoardLog
 from fedpsa_strategy.wire.layout import Layout
 from server_app.build import build_experiment, make_task
-from server_app.curve import draw_curve
-from server_app.event_log import EventLog, complete_size, read_events
 from server_app.places import run_name, runs_folder, unused
-from server_app.progress import DAY, Progress, area_under_curve
 from server_app.resume import checkpoint_store, limits_of, load_checkpoint
 from server_app.run_dir import CURVE, RunDir, RunDirError, model_sha256
 from server_app.settings import Settings, SettingsError
 from server_app.stopping import StopSignals
 from server_app.task_defaults import resolve
-from server_app.tensorboard import TensorBoardLog
 from task.hardware import set_threads
 
 log = logging.getLogger("flwr")

@@ -34,10 +34,10 @@ from fedpsa_strategy.seeds import derive
 from fedpsa_strategy.server.clock import Clock, Latency
 from fedpsa_strategy.server.events import Listener
 from fedpsa_strategy.server.norm_guard import NormGuard
+from fedpsa_strategy.watch.status_line import DAY
 from fedpsa_strategy.wire.contract import trainable_keys
 from server_app.alignment import record_alignment
 from server_app.personal import personal_accuracy
-from server_app.progress import DAY
 from server_app.settings import Settings
 from server_app.task_defaults import resolve
 from task.hardware import resolve_device

@@ -20,7 +20,7 @@ from fedpsa_strategy.files import (
     try_lock,
     write_atomically,
 )
-from server_app.event_log import plain
+from fedpsa_strategy.watch.event_log import plain
 from server_app.places import EVENTS, SUMMARY, file_in_the_way, holds_run
 
 LOCK = ".lock"

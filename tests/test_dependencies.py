@@ -79,6 +79,17 @@ def test_the_strategies_need_no_torch():
     )
 
 
+@pytest.mark.parametrize("module", ["fedpsa_strategy", "fedpsa_strategy.watch"])
+def test_the_library_imports_nothing_of_its_extras(module):
+    loaded = loaded_modules(f"import {module}") - loaded_modules("import flwr.serverapp")
+    for name in ("starlette", "uvicorn", "matplotlib", "tensorboard", "torch", "rich"):
+        assert name not in loaded, name
+
+
+def test_the_server_app_does_not_import_the_live_page():
+    assert "fedpsa_strategy.watch.dashboard" not in loaded_modules("import server_app.app")
+
+
 def test_the_client_app_imports_only_what_a_training_step_needs():
     loaded = loaded_modules("import client_app.app")
     assert "torch" in loaded

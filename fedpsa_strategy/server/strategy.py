@@ -34,7 +34,7 @@ from fedpsa_strategy.server.loop import AsyncLoop
 from fedpsa_strategy.server.metrics import weighted_mean
 from fedpsa_strategy.server.norm_guard import NormGuard
 from fedpsa_strategy.server.plausible import check_num_examples, check_step
-from fedpsa_strategy.server.version_log import VersionLog
+from fedpsa_strategy.watch.version_log import VersionLog
 from fedpsa_strategy.wire.contract import DELTA, REPLY_ARRAYS, SECONDS
 from fedpsa_strategy.wire.layout import Layout, States
 from fedpsa_strategy.wire.replies import (

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping
 
 from fedpsa_strategy.server.clock import LongTailLatency, UniformLatency
-from server_app.progress import DAY
+from fedpsa_strategy.watch.status_line import DAY
 from simulation.experiments.cells import Cell
 
 # For one upload of the paper's setting (5 epochs on a fiftieth of the data) on one core of a server

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fedpsa_strategy.server.events import Evaluated, event_from_dict
-from server_app.dashboard.tail import Tail
-from server_app.event_log import parse_line
-from server_app.progress import DAY
+from fedpsa_strategy.watch.event_log import parse_line
+from fedpsa_strategy.watch.status_line import DAY
+from fedpsa_strategy.watch.tail import Tail
 
 
 class Watch:

@@ -17,10 +17,10 @@ from fedpsa_strategy import FedBuff, UniformLatency, VirtualClock
 from fedpsa_strategy.server.checkpoint import Checkpointer, CheckpointStore
 from fedpsa_strategy.server.events import Dispatched, Event, RunEnded, Uploaded
 from fedpsa_strategy.server.loop import AsyncLoop
+from fedpsa_strategy.watch.status_line import Progress
 from fedpsa_strategy.wire.replies import TrainReply
 from server_app.alignment import record_alignment
 from server_app.build import build_experiment, make_clock, make_task
-from server_app.progress import Progress
 from server_app.run_dir import model_sha256
 from server_app.settings import Settings
 from simulation.engines.local.run import run_locally

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from server_app.progress import DAY
+from fedpsa_strategy.watch.status_line import DAY
 from simulation import cli
 from simulation.errors import RunFailed
 from simulation.experiments import bodies, paper

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from fedpsa_strategy.server.events import Aggregated, Evaluated, RunStarted, Uploaded
-from server_app.tensorboard import TensorBoardLog
+from fedpsa_strategy.watch.tensorboard import TensorBoardLog
 
 needs_tensorboard = pytest.mark.skipif(
     importlib.util.find_spec("tensorboard") is None,

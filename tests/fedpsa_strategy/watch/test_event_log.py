@@ -6,8 +6,8 @@ import random
 import pytest
 
 from fedpsa_strategy.server.events import Evaluated, NodeLeft, Waiting
-from server_app.dashboard.state import RunState
-from server_app.event_log import EventLog, complete_size, parse_line, read_events
+from fedpsa_strategy.watch.dashboard.state import RunState
+from fedpsa_strategy.watch.event_log import EventLog, complete_size, parse_line, read_events
 
 
 def test_event_log_writes_one_json_line_per_event(tmp_path):

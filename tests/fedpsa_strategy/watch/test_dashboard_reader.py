@@ -8,12 +8,12 @@ import time
 import pytest
 
 from fedpsa_strategy.server import events
-from server_app.dashboard import tail as tail_module
-from server_app.dashboard.library import Library, NoRunError, Run
-from server_app.dashboard.series import Series
-from server_app.dashboard.state import RunState
-from server_app.dashboard.tail import Tail
-from server_app.event_log import EventLog
+from fedpsa_strategy.watch import tail as tail_module
+from fedpsa_strategy.watch.dashboard.library import Library, NoRunError, Run
+from fedpsa_strategy.watch.dashboard.series import Series
+from fedpsa_strategy.watch.dashboard.state import RunState
+from fedpsa_strategy.watch.event_log import EventLog
+from fedpsa_strategy.watch.tail import Tail
 
 NODE = 2**64 - 3  # JavaScript's numbers cannot hold it
 
@@ -535,7 +535,7 @@ def test_a_long_run_is_read_once_and_stays_small(tmp_path, monkeypatch):
 
 def test_reading_stops_after_a_while_and_goes_on_later(tmp_path, monkeypatch):
     monkeypatch.setattr(tail_module, "CHUNK", 4096)
-    monkeypatch.setattr("server_app.dashboard.library._PATIENCE", 0.0)
+    monkeypatch.setattr("fedpsa_strategy.watch.dashboard.library._PATIENCE", 0.0)
     run = Run(write_run(tmp_path / "run", start(), *(upload(float(i), 0) for i in range(100))))
     shares, snapshot = [], run.snapshot()
     while snapshot["unread"]:

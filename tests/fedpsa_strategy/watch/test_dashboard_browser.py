@@ -26,9 +26,9 @@ from fedpsa_strategy.server.events import (
     Uploaded,
     Waiting,
 )
-from server_app.event_log import EventLog
+from fedpsa_strategy.watch.event_log import EventLog
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
 )
@@ -162,7 +162,7 @@ def serve():
     servers = []
 
     def start(*folders):
-        arguments = ["-m", "server_app.dashboard", *map(str, folders), "--port", "0"]
+        arguments = ["-m", "fedpsa_strategy.watch.dashboard", *map(str, folders), "--port", "0"]
         server = subprocess.Popen(
             [sys.executable, *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True
         )

@@ -3,8 +3,8 @@ import logging
 import pytest
 
 from fedpsa_strategy.server.events import Aggregated, Evaluated, RunStarted, Uploaded, Waiting
-from server_app.curve import draw_curve
-from server_app.progress import Limits, Progress, area_under_curve
+from fedpsa_strategy.watch.curve import draw_curve
+from fedpsa_strategy.watch.status_line import Limits, Progress, area_under_curve
 
 
 class FakeTime:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from server_app.dashboard.series import Series, short
-from server_app.event_log import parse_line
+from fedpsa_strategy.watch.dashboard.series import Series, short
+from fedpsa_strategy.watch.event_log import parse_line
 
 _MEAN_OVER = 50  # recent uploads, as in the status line of a run
 _UPLOADS, _BUFFERS, _REJECTIONS = 300, 30, 50  # the last ones are shown

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from fedpsa_strategy.files import open_regular
-from server_app.dashboard.state import RunState
-from server_app.dashboard.tail import Tail
+from fedpsa_strategy.watch.dashboard.state import RunState
+from fedpsa_strategy.watch.tail import Tail
 
 _SILENCE = 30.0  # a run that lives says something every few seconds
 _COPYING = 5.0  # when a folder was copied, any of its files may be some seconds newer

@@ -16,7 +16,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server_app.dashboard.library import Library
+from fedpsa_strategy.watch.dashboard.library import Library
 
 _STATIC = Path(__file__).parent / "static"
 _FILES = {
