@@ -273,7 +273,7 @@ def test_broken_and_dishonest_clients_never_touch_the_model(tmp_path):
         tmp_path,
         **{
             "num-clients": len(faults),
-            "num-server-rounds": 4,
+            "num-server-rounds": 8,
             "max-in-flight": 4,
             "max-failures": 1,
             "failure-pause": 1e9,
@@ -284,7 +284,7 @@ def test_broken_and_dishonest_clients_never_touch_the_model(tmp_path):
     with Deployment(app, num_nodes=len(faults), node_configs=nodes) as deployment:
         summary = deployment.run(settings)
     assert summary["status"] == "completed"
-    check_run(settings["run-dir"], 4)
+    check_run(settings["run-dir"], 8)
     honest = {len(FAULTS), len(FAULTS) + 1}
     assert {event["client"] for event in events(settings["run-dir"], "upload")} == honest
     rejections = events(settings["run-dir"], "reject")
