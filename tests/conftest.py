@@ -1,16 +1,9 @@
 """What all tests share."""
 
 import os
-import shutil
 import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
-
-# The scripted grid is shared by test folders.
-sys.path.insert(0, str(Path(__file__).parent / "fedpsa_strategy"))
 
 # Before anything imports Flower or Ray: nothing leaves this machine.
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
@@ -42,28 +35,3 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-@pytest.fixture
-def run_without_compiler(tmp_path):
-    """Run a Python program where there is no C++ compiler, and return what it printed."""
-
-    def run(script):
-        environment = {
-            **{key: value for key, value in os.environ.items() if key != "CXX"},
-            "PATH": str(tmp_path),
-            "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"),
-        }
-        assert shutil.which("g++", path=str(tmp_path)) is None
-        result = subprocess.run(
-            [sys.executable, "-c", script],
-            cwd=Path(__file__).parents[1],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert result.returncode == 0, result.stderr
-        return result.stdout
-
-    return run

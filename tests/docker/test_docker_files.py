@@ -6,7 +6,6 @@ import shutil
 import ssl
 import stat
 import subprocess
-import sys
 import tomllib
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -23,19 +22,16 @@ from cryptography.hazmat.primitives.serialization import (
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from jobs import files, health, node_setup, register, tls
+from jobs import run as run_job
+from jobs.control import CommandFailed
+from simulation.app_config import default_run_config
+from simulation.errors import LaunchFailed
+from task.datasets import dataset_info
+from task.shards import client_shard, file_shard
+
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"
-sys.path.insert(0, str(DOCKER))
-
-from jobs import files, health, node_setup, register, tls  # noqa: E402
-from jobs import run as run_job  # noqa: E402
-from jobs.control import CommandFailed  # noqa: E402
-
-from simulation.app_config import default_run_config  # noqa: E402
-from simulation.errors import LaunchFailed  # noqa: E402
-from task.datasets import dataset_info  # noqa: E402
-from task.shards import client_shard, file_shard  # noqa: E402
-
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
 

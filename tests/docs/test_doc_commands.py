@@ -8,12 +8,12 @@ from collections import Counter
 from datetime import UTC, datetime
 
 import pytest
-from doc_commands import PAGES, ROOT, commands
-from doc_coverage import AFTER_SCALED, BY_TEST, HERE, NO_COMMANDS, SCALED, TESTS
 from flwr.common.config import parse_config_args
 
 from server_app.settings import Settings
 from simulation.cli import build_parser, build_run_config
+from support.doc_commands import PAGES, ROOT, commands
+from support.doc_coverage import AFTER_SCALED, BY_TEST, HERE, NO_COMMANDS, SCALED, TESTS
 
 
 def check_settings(config):

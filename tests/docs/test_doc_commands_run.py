@@ -20,10 +20,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from doc_commands import ROOT, commands
-from doc_coverage import AFTER_SCALED, HERE, SCALE, SCALED
 
 from simulation.engines.flower.process_table import end_processes, find_launched
+from support.doc_commands import ROOT, commands
+from support.doc_coverage import AFTER_SCALED, HERE, SCALE, SCALED
 
 pytestmark = [pytest.mark.slow, pytest.mark.engine]
 

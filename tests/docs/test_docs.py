@@ -23,9 +23,9 @@ def test_the_example_of_a_new_method_works_and_is_short():
     namespace = {}
     exec(code, namespace)
 
-    from scripted_grid import ScriptedGrid, update
-    from test_loop import run, virtual
-    from test_rules import make_update
+    from support.grids import ScriptedGrid, update
+    from support.runs import run, virtual
+    from support.updates import make_update
 
     rule = namespace["MomentumRule"](momentum=0.5, buffer_size=2)
     rule.start(np.zeros(2, np.float32))

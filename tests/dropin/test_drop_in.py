@@ -2,15 +2,12 @@
 
 import difflib
 import re
-import sys
 from pathlib import Path
 
 import pytest
 
 from simulation.engines.ray import run_on_ray
-
-sys.path.insert(0, str(Path(__file__).parent))
-from app_files import after, before
+from support.drop_in_app import after, before
 
 ROOT = Path(__file__).parents[2]
 

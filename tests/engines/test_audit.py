@@ -3,7 +3,6 @@
 import sys
 
 import pytest
-from real_runs import APP, config, events
 
 from server_app.app import run_settings
 from server_app.settings import Settings
@@ -11,6 +10,7 @@ from simulation.engines.grpc import run_on_processes
 from simulation.engines.local.grid import LocalGrid
 from simulation.engines.local.run import run_locally
 from simulation.engines.ray import run_on_ray
+from support.engines import APP, config, events
 
 pytestmark = pytest.mark.engine
 

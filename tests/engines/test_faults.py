@@ -8,7 +8,12 @@ import time
 from pathlib import Path
 
 import pytest
-from real_runs import (
+
+from simulation.engines.flower.submit import STOP_REQUEST
+from simulation.engines.grpc import Deployment
+from simulation.engines.local.run import run_locally
+from simulation.errors import RunFailed
+from support.engines import (
     APP,
     WALL,
     check_run,
@@ -22,11 +27,6 @@ from real_runs import (
     processes_named,
     wait_for,
 )
-
-from simulation.engines.flower.submit import STOP_REQUEST
-from simulation.engines.grpc import Deployment
-from simulation.engines.local.run import run_locally
-from simulation.errors import RunFailed
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 

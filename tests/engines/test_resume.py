@@ -1,52 +1,23 @@
 """A process that is killed at any moment: what is on disk then is enough to go on as if never."""
 
-import os
 import random
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from real_runs import APP, check_same, config, events, newest_checkpoint
 
 from simulation.engines.local.run import run_locally
 from simulation.errors import RunFailed
-from simulation.experiments.scheduler import set_options
+from support.engines import (
+    ROUNDS,
+    check_same,
+    checkpoints,
+    config,
+    events,
+    kill_after,
+    newest_checkpoint,
+)
 
 pytestmark = pytest.mark.engine
-
-RUN_AND_DIE = str(Path(__file__).with_name("run_and_die.py"))
-
-# Every third version is saved, so that almost always something has happened since.
-ROUNDS = {
-    "num-server-rounds": 90,
-    "num-clients": 6,
-    "evaluate-every": 20,
-    "checkpoint-versions": 3,
-    "checkpoint-seconds": 0.0,
-}
-
-
-def kill_after(settings, more_uploads, chance=None):
-    """Run in a process of its own that is killed a little after it has made so many uploads."""
-    delay = (chance or random.Random(0)).uniform(0, 0.01)
-    process = subprocess.run(
-        [
-            *(sys.executable, RUN_AND_DIE, str(more_uploads), str(delay)),
-            *("run", "--engine", "local", "--workers", "0", "--quiet", *set_options(settings)),
-        ],
-        cwd=APP,
-        env=os.environ | {"PYTHONPATH": str(APP)},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        timeout=600,
-    )
-    assert process.returncode == -signal.SIGKILL, "the run ended before it was killed"
-
-
-def checkpoints(run_dir):
-    return sorted((Path(run_dir) / "checkpoints").glob("*.ckpt"))
 
 
 @pytest.mark.parametrize("strategy", ["fedpsa", "ca2fl"])

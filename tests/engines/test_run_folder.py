@@ -13,14 +13,22 @@ from pathlib import Path
 
 import pytest
 from flwr.app import Context, RecordDict
-from real_runs import APP, check_same, config, events, newest_checkpoint
-from test_resume import ROUNDS, checkpoints, kill_after
 
 from server_app.app import main
 from simulation import cli
 from simulation.engines.local.run import run_locally
 from simulation.errors import RunFailed
 from simulation.experiments.scheduler import set_options
+from support.engines import (
+    APP,
+    ROUNDS,
+    check_same,
+    checkpoints,
+    config,
+    events,
+    kill_after,
+    newest_checkpoint,
+)
 
 pytestmark = pytest.mark.engine
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from real_runs import check_run, config, copy_app, events, processes_named, wait_for
 
 from simulation.engines.grpc import Deployment
+from support.engines import check_run, config, copy_app, events, processes_named, wait_for
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 

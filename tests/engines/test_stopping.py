@@ -7,7 +7,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from real_runs import (
+
+from simulation import cli
+from simulation.engines.grpc import Deployment
+from simulation.engines.local.run import run_locally
+from simulation.engines.ray import run_on_ray
+from simulation.errors import RunFailed
+from simulation.experiments.scheduler import set_options
+from support.engines import (
     APP,
     check_same,
     check_stopped,
@@ -17,13 +24,6 @@ from real_runs import (
     processes_named,
     wait_for,
 )
-
-from simulation import cli
-from simulation.engines.grpc import Deployment
-from simulation.engines.local.run import run_locally
-from simulation.engines.ray import run_on_ray
-from simulation.errors import RunFailed
-from simulation.experiments.scheduler import set_options
 
 pytestmark = pytest.mark.engine
 

@@ -7,9 +7,6 @@ import pytest
 from flwr.app import Array, ArrayRecord
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripted_grid import ScriptedGrid, model_arrays, update
-from test_loop import Recorder, counting_evaluation, run, virtual
-from test_peer_strategies import statistics
 
 from fedpsa_strategy import CA2FL, FedAsync, FedAvg, FedBuff, FedFa, FedPAC, FedPSA, UniformLatency
 from fedpsa_strategy.server.checkpoint import (
@@ -21,6 +18,8 @@ from fedpsa_strategy.server.checkpoint import (
     unpack,
 )
 from fedpsa_strategy.server.snapshot import ResumeError
+from support.grids import ScriptedGrid, model_arrays, statistics, update
+from support.runs import Killed, Recorder, counting_evaluation, run, virtual
 
 METHODS = {
     "fedpsa": lambda **kw: FedPSA(
@@ -33,10 +32,6 @@ METHODS = {
     "fedavg": FedAvg,
     "fedpac": lambda **kw: FedPAC(head_keys=["head"], num_classes=2, num_features=1, **kw),
 }
-
-
-class Killed(BaseException):
-    """The server's process is gone."""
 
 
 class Stopped(BaseException):

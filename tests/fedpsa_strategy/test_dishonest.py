@@ -4,12 +4,9 @@ import itertools
 
 import numpy as np
 import pytest
-import torch
-from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripted_grid import ScriptedGrid, model_arrays, update
-from test_loop import Recorder, run, virtual
 from torch import nn
 
 from fedpsa_strategy import FedAvg, FedBuff, FedPSA, Probe, make_reply
@@ -17,6 +14,9 @@ from fedpsa_strategy.errors import InvalidReplyError
 from fedpsa_strategy.server.fedpsa import relative_error
 from fedpsa_strategy.server.norm_guard import NormGuard
 from fedpsa_strategy.wire.replies import TrainReply
+from support.clients import model, trained_reply
+from support.grids import ScriptedGrid, model_arrays, update
+from support.runs import Recorder, run, virtual
 
 
 def go(guard, huge=(300.0, 400.0), num_versions=30):
@@ -309,26 +309,6 @@ def test_the_limit_on_data_is_the_fleets_whatever_a_node_told_at_the_start(told)
 
 
 # --- Forged sketches ---------------------------------------------------------------------------
-
-
-def model(seed=0):
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3))
-
-
-def trained_reply(message: Message) -> Message:
-    """What an honest client answers: a little training, then make_reply."""
-    local = model()
-    local.load_state_dict(message.content["arrays"].to_torch_state_dict())
-    generator = torch.Generator().manual_seed(message.content["config"]["seed"] % 2**32)
-    for _ in range(3):
-        x = torch.randn(8, 5, generator=generator)
-        loss = nn.functional.cross_entropy(local(x), torch.arange(8) % 3)
-        gradients = torch.autograd.grad(loss, list(local.parameters()))
-        with torch.no_grad():
-            for parameter, gradient in zip(local.parameters(), gradients, strict=True):
-                parameter -= 0.1 * gradient
-    return make_reply(message, local, num_examples=8)
 
 
 def audited_run(forge, scale=1.0, num_versions=20, **kwargs):

@@ -6,19 +6,15 @@ import flwr.serverapp.strategy
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, MessageType, MetricRecord, RecordDict
-from scripted_grid import ScriptedGrid, update
-from test_loop import run, virtual
 
 from fedpsa_strategy import CA2FL, FedAsync, FedAvg, FedBuff, FedFa, FedPSA
 from fedpsa_strategy.server.strategy import AsyncStrategy
+from support.grids import ScriptedGrid, update
+from support.runs import in_train, run, virtual
 
 
 def parameters(function):
     return inspect.signature(function).parameters
-
-
-def in_train(message):
-    return message.metadata.message_type == MessageType.TRAIN
 
 
 def accuracy_of(message, grid):

@@ -4,10 +4,10 @@ import itertools
 
 import pytest
 from flwr.app import Error
-from scripted_grid import DecodingGrid, Unreadable, update
-from test_loop import Recorder, run, virtual
 
 from fedpsa_strategy import FedAvg, FedBuff, FedPSA
+from support.grids import DecodingGrid, Unreadable, update
+from support.runs import Recorder, run, virtual
 
 
 def go(bad=(), *, method=FedBuff, clock=True, bad_reply=Unreadable, num_versions=12, **kwargs):

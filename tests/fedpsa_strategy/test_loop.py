@@ -9,55 +9,16 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, MessageType, MetricRecord, RecordDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripted_grid import FakeTime, ScriptedGrid, model_arrays, update
 
 from fedpsa_strategy import (
     ConstantLatency,
     FedBuff,
     FedPSA,
-    UniformLatency,
     VirtualClock,
-    WallClock,
 )
 from fedpsa_strategy.errors import AllClientsFailedError, DivergedError, NodesMissingError
-from fedpsa_strategy.server.loop import AsyncLoop
-
-
-def run(
-    strategy, grid, *, num_versions=4, arrays=None, evaluate_fn=None, timeout=100.0, config=None
-):
-    """Run a strategy on a scripted grid in fake time; return Flower's result."""
-    if not strategy.clock.virtual:
-        strategy.clock = WallClock(grid.time.monotonic)
-    strategy.begin(arrays if arrays is not None else model_arrays())
-    return AsyncLoop(
-        strategy,
-        grid,
-        num_versions=num_versions,
-        timeout=timeout,
-        train_config=ConfigRecord(config or {}),
-        evaluate_config=ConfigRecord(),
-        evaluate_fn=evaluate_fn,
-        monotonic=grid.time.monotonic,
-        sleep=grid.time.sleep,
-    ).run()
-
-
-class Recorder(list):
-    def __call__(self, event):
-        self.append(event)
-
-    def of(self, kind):
-        return [event for event in self if event.kind == kind]
-
-
-def virtual(num_clients, latency=None, **kwargs):
-    return {
-        "clock": VirtualClock(latency or UniformLatency(seed=1)),
-        "num_clients": num_clients,
-        **kwargs,
-    }
-
+from support.grids import FakeTime, ScriptedGrid, model_arrays, update
+from support.runs import Recorder, counting_evaluation, in_train, run, virtual
 
 # --- Concurrency and staleness -----------------------------------------------------------------
 
@@ -439,10 +400,6 @@ def test_a_simulated_client_that_never_replies_is_given_up():
     assert {event.client for event in recorder.of("reject")} == {0}
 
 
-def in_train(message):
-    return message.metadata.message_type == MessageType.TRAIN
-
-
 def test_a_message_that_cannot_be_pushed_frees_its_slot():
     grid = ScriptedGrid(3, lambda message: update())
     grid.refuse_push = lambda message: in_train(message) and grid.partition(message) == 2
@@ -579,16 +536,6 @@ def test_all_nodes_leaving_is_a_clear_error_after_the_timeout():
 
 
 # --- Evaluation and the end --------------------------------------------------------------------
-
-
-def counting_evaluation(accuracy=lambda version: 0.01 * version):
-    calls = []
-
-    def evaluate(version, arrays):
-        calls.append(version)
-        return MetricRecord({"accuracy": accuracy(version)})
-
-    return evaluate, calls
 
 
 def test_evaluation_every_n_versions_and_at_both_ends():

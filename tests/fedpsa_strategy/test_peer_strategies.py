@@ -6,9 +6,7 @@ import flwr.serverapp.strategy
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
-from scripted_grid import ScriptedGrid, as_update, model_arrays, update
-from test_loop import Recorder, in_train, run, virtual
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
 from fedpsa_strategy import (
     CA2FL,
@@ -21,6 +19,8 @@ from fedpsa_strategy import (
     UniformLatency,
 )
 from fedpsa_strategy.errors import NotRunningError
+from support.grids import FlowersGrid, ScriptedGrid, as_update, model_arrays, statistics, update
+from support.runs import Recorder, in_train, run, virtual
 
 
 class ByClient(ConstantLatency):
@@ -109,16 +109,6 @@ def test_every_method_is_deterministic_whatever_the_order_of_arrival(make):
         assert np.isfinite(first[key].numpy()).all()
 
 
-def statistics(rng, **changes):
-    values = {
-        "centroids": rng.normal(size=(2, 1)).astype(np.float32),
-        "features": rng.normal(size=(2, 1)).astype(np.float32),
-        "class-counts": np.array([3, 2]),
-        "variance": np.asarray(0.5, np.float32),
-    }
-    return ArrayRecord({key: Array(np.asarray(v)) for key, v in (values | changes).items()})
-
-
 def pac(**kwargs):
     return FedPAC(head_keys=["head"], num_classes=2, num_features=1, **kwargs)
 
@@ -204,15 +194,6 @@ def test_ca2fl_keeps_its_memory_in_a_file_when_asked_to(tmp_path):
 
 
 # --- Flower's own FedAvg -----------------------------------------------------------------------
-
-
-class FlowersGrid(ScriptedGrid):
-    """Also does what Flower's synchronous strategies ask for."""
-
-    def send_and_receive(self, messages, *, timeout=None):
-        ids = list(self.push_messages(messages))
-        self.time.sleep(0.1)
-        return list(self.pull_messages(ids))
 
 
 def test_fedavg_agrees_with_flowers_own_fedavg():

@@ -4,7 +4,6 @@ import math
 
 import numpy as np
 import pytest
-from test_rules import ZERO, make_update
 
 from fedpsa_strategy.methods import (
     CA2FLRule,
@@ -16,6 +15,7 @@ from fedpsa_strategy.methods import (
 )
 from fedpsa_strategy.methods.fedpac import head_weights, minimise_on_simplex, project_on_simplex
 from fedpsa_strategy.methods.mapped_memory import MappedMemory
+from support.updates import ZERO, make_update
 
 
 def started(rule, model=ZERO):

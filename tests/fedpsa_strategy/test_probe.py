@@ -4,8 +4,6 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
-from scripted_grid import ScriptedGrid
-from test_loop import run, virtual
 from torch import nn
 from torch.nn import functional
 
@@ -13,6 +11,8 @@ from fedpsa_strategy import Calibration, FedPSA, Probe, Sketch, make_reply, sens
 from fedpsa_strategy.probe.probe import ProbeError
 from fedpsa_strategy.probe.sensitivity import num_trainable
 from fedpsa_strategy.wire.contract import DELTA, MARK, REPLY_ARRAYS, STATES
+from support.grids import ScriptedGrid
+from support.runs import run, virtual
 
 
 def small_model(seed=0):

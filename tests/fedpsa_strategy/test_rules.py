@@ -5,27 +5,10 @@ import math
 import numpy as np
 import pytest
 
-from fedpsa_strategy.methods import FedBuffRule, FedPSARule, Update
+from fedpsa_strategy.methods import FedBuffRule, FedPSARule
 from fedpsa_strategy.methods.base import blocks, effective_number, weighted_step
 from fedpsa_strategy.methods.fedpsa import Thermometer, cosine, softmax
-from fedpsa_strategy.wire.replies import squared_norm
-
-
-def make_update(delta, *, sketch=None, staleness=0, client=0, start=(0.0, 0.0)):
-    delta = np.asarray(delta, np.float32)
-    return Update(
-        client=client,
-        delta=delta,
-        squared_norm=squared_norm(delta),
-        num_examples=1,
-        version=0,
-        staleness=staleness,
-        start=np.asarray(start, np.float32),
-        metrics={"sketch": sketch},
-    )
-
-
-ZERO = np.zeros(2, np.float32)
+from support.updates import ZERO, make_update
 
 
 def psa(sketches=None, **kwargs):

@@ -10,9 +10,6 @@ from flwr.serverapp.strategy import FedAvg as FlowersFedAvg
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
-from scripted_grid import ScriptedGrid, as_update, model_arrays, update
-from test_loop import Recorder, run, virtual
-from test_peer_strategies import FlowersGrid
 from torch import nn
 
 from fedpsa_strategy import (
@@ -31,6 +28,8 @@ from fedpsa_strategy import (
 from fedpsa_strategy.errors import InvalidReplyError
 from fedpsa_strategy.wire.contract import MARK, STATES, trainable_keys
 from fedpsa_strategy.wire.states import check_states, combine_states
+from support.grids import FlowersGrid, ScriptedGrid, as_update, model_arrays, update
+from support.runs import Recorder, run, virtual
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -6,10 +6,6 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
-from scripted_grid import ScriptedGrid, model_arrays, update
-from test_checkpoint import Killed
-from test_dishonest import model, trained_reply
-from test_loop import Recorder, run, virtual
 
 from fedpsa_strategy import FedBuff, FedPSA, Probe, make_reply
 from fedpsa_strategy.errors import InvalidReplyError
@@ -19,6 +15,9 @@ from fedpsa_strategy.wire.layout import Layout
 from fedpsa_strategy.wire.replies import read_train_reply
 from fedpsa_strategy.wire.update_dtype import UPDATE_DTYPES, decode
 from server_app.settings import Settings
+from support.clients import model, trained_reply
+from support.grids import ScriptedGrid, model_arrays, update
+from support.runs import Killed, Recorder, run, virtual
 
 HALVES = ("float16", "bfloat16")
 PRECISION = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}

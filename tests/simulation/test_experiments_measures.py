@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
-from scripted_grid import ScriptedGrid, model_arrays, update
 from torch import nn
 from torch.nn import functional
 
@@ -26,6 +25,7 @@ from server_app.settings import Settings
 from simulation.engines.local.run import run_locally
 from simulation.experiments.cells import CONTROL, METHODS
 from simulation.experiments.options import Options
+from support.grids import ScriptedGrid, model_arrays, update
 from task.tensors import Shard
 
 

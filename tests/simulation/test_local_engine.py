@@ -77,9 +77,9 @@ def train(message, context):
 def client_app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("client")
     (folder / "adding_client.py").write_text(CLIENT)
-    sys.path.insert(0, str(folder))
-    yield "adding_client:app"
-    sys.path.remove(str(folder))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        yield "adding_client:app"
 
 
 def train_message(node_id: int, value: int = 1, **config: Any) -> Message:

@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from ordinary_app import write_app
 
 from simulation import cli
+from support.ordinary_app import write_app
 
 ENGINES = [
     pytest.param(("run", "--engine", "local", "--clients", "2", "--workers", "1"), id="local"),

@@ -2,6 +2,11 @@
 
 import copy
 import math
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -487,7 +492,10 @@ def test_compiled_steps_handle_statistics_frozen_and_unused_parameters():
 
 
 @pytest.mark.slow
-def test_a_missing_compiler_is_a_clear_error(run_without_compiler):
+def test_a_missing_compiler_is_a_clear_error(tmp_path):
+    environment = {key: value for key, value in os.environ.items() if key != "CXX"}
+    environment |= {"PATH": str(tmp_path), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
+    assert shutil.which("g++", path=str(tmp_path)) is None
     script = (
         "import torch\n"
         "from task.models import make_model\n"
@@ -500,7 +508,15 @@ def test_a_missing_compiler_is_a_clear_error(run_without_compiler):
         "except CompiledStepError as error:\n"
         "    print(error)\n"
     )
-    printed = run_without_compiler(script)
+    process = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=Path(__file__).parents[2],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert process.returncode == 0, process.stderr
+    printed = process.stdout
     assert 'step = "compiled"' in printed
     assert 'step = "eager"' in printed
     assert "compiler" in printed

@@ -180,3 +180,22 @@ def as_update(deltas, states, metrics) -> RecordDict:
     if states:
         records[STATES] = ArrayRecord({key: Array(np.asarray(v)) for key, v in states.items()})
     return RecordDict({**records, "metrics": metrics, MARK: ConfigRecord(mark())})
+
+
+def statistics(rng, **changes):
+    values = {
+        "centroids": rng.normal(size=(2, 1)).astype(np.float32),
+        "features": rng.normal(size=(2, 1)).astype(np.float32),
+        "class-counts": np.array([3, 2]),
+        "variance": np.asarray(0.5, np.float32),
+    }
+    return ArrayRecord({key: Array(np.asarray(v)) for key, v in (values | changes).items()})
+
+
+class FlowersGrid(ScriptedGrid):
+    """Also does what Flower's synchronous strategies ask for."""
+
+    def send_and_receive(self, messages, *, timeout=None):
+        ids = list(self.push_messages(messages))
+        self.time.sleep(0.1)
+        return list(self.pull_messages(ids))

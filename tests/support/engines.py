@@ -2,7 +2,12 @@
 
 import contextlib
 import json
+import os
+import random
 import shutil
+import signal
+import subprocess
+import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -11,6 +16,7 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from fedpsa_strategy.server.checkpoint import CheckpointStore
+from simulation.experiments.scheduler import set_options
 
 APP = Path(__file__).parents[2]
 SMALL = {
@@ -26,6 +32,17 @@ SMALL = {
     "node-timeout": 600.0,
 }
 WALL = {"clock": "wall", "min-nodes": 2}
+
+# Every third version is saved, so that almost always something has happened since.
+ROUNDS = {
+    "num-server-rounds": 90,
+    "num-clients": 6,
+    "evaluate-every": 20,
+    "checkpoint-versions": 3,
+    "checkpoint-seconds": 0.0,
+}
+
+RUN_AND_DIE = str(Path(__file__).with_name("run_and_die.py"))
 
 
 def config(folder, name="run", **settings):
@@ -118,3 +135,24 @@ def check_same(resumed, whole):
     folders = [summary["settings"]["run-dir"] for summary in (resumed, whole)]
     assert uploads(folders[0]) == uploads(folders[1])
     check_run(folders[0], resumed["versions"])
+
+
+def kill_after(settings, more_uploads, chance=None):
+    """Run in a process of its own that is killed a little after it has made so many uploads."""
+    delay = (chance or random.Random(0)).uniform(0, 0.01)
+    process = subprocess.run(
+        [
+            *(sys.executable, RUN_AND_DIE, str(more_uploads), str(delay)),
+            *("run", "--engine", "local", "--workers", "0", "--quiet", *set_options(settings)),
+        ],
+        cwd=APP,
+        env=os.environ | {"PYTHONPATH": str(APP)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        timeout=600,
+    )
+    assert process.returncode == -signal.SIGKILL, "the run ended before it was killed"
+
+
+def checkpoints(run_dir):
+    return sorted((Path(run_dir) / "checkpoints").glob("*.ckpt"))
