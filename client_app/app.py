@@ -18,7 +18,7 @@ from fedpsa_strategy.probe.probe import LossFn
 from fedpsa_strategy.probe.state_dicts import load_values, parameter_views, read_arrays
 from task.hardware import resolve_device, set_threads
 from task.own_checks import check_own_task
-from task.tasks import DatasetTask, Task, as_shard, find_task
+from task.tasks import DatasetTask, LearningTask, as_shard, find_task
 from task.training import evaluate as evaluate_model
 from task.training import train as train_model
 
@@ -113,7 +113,7 @@ def query(message: Message, context: Context) -> Message:
     return Message(RecordDict({"metrics": metrics}), reply_to=message)
 
 
-def node_task(context: Context) -> Task:
+def node_task(context: Context) -> LearningTask:
     """Return the task of the run: a user's own, or one of the datasets."""
     run = context.run_config
     if reference := _get(run, "task", str):
@@ -130,7 +130,9 @@ def node_task(context: Context) -> Task:
     )
 
 
-def _loaded_model(task: Task, values: dict[str, NDArray[Any]], device: torch.device) -> nn.Module:
+def _loaded_model(
+    task: LearningTask, values: dict[str, NDArray[Any]], device: torch.device
+) -> nn.Module:
     """Return the model with these values on this node's device."""
     model, views = _workspace(cast(Any, task), device)  # a protocol does not promise a hash
     load_values(model, views, values)
@@ -144,7 +146,7 @@ def _workspace(task: Any, device: torch.device) -> tuple[nn.Module, dict[str, ND
     return model, parameter_views(model)
 
 
-def _loss_fn(task: Task) -> LossFn | None:
+def _loss_fn(task: LearningTask) -> LossFn | None:
     """Return a user's loss; the datasets' cross-entropy has a faster path of its own."""
     return None if isinstance(task, DatasetTask) else task.loss
 

@@ -42,7 +42,7 @@ from server_app.settings import Settings
 from server_app.task_defaults import resolve
 from task.hardware import resolve_device
 from task.own_checks import check_cross_entropy, check_own_task
-from task.tasks import DatasetTask, Task, as_shard, calibration_recipe, find_task
+from task.tasks import DatasetTask, LearningTask, as_shard, calibration_recipe, find_task
 from task.training import evaluate
 
 Config = dict[str, Any]
@@ -116,7 +116,7 @@ def build_experiment(settings: Settings, listeners: Sequence[Listener]) -> Exper
 
 
 def make_strategy(
-    settings: Settings, task: Task, model: nn.Module, config: Config, common: Config
+    settings: Settings, task: LearningTask, model: nn.Module, config: Config, common: Config
 ) -> AsyncStrategy:
     """Return the strategy; FedPSA adds what its clients need to the train config."""
     match settings.strategy:
@@ -198,7 +198,7 @@ def make_clock(settings: Settings) -> Clock:
     return VirtualClock(latency)
 
 
-def make_task(settings: Settings) -> Task:
+def make_task(settings: Settings) -> LearningTask:
     """Return the user's own task, or the dataset's."""
     if settings.task:
         return find_task(settings.task)
@@ -214,7 +214,7 @@ def make_task(settings: Settings) -> Task:
     )
 
 
-def make_probe(settings: Settings, task: Task, model: nn.Module) -> Probe:
+def make_probe(settings: Settings, task: LearningTask, model: nn.Module) -> Probe:
     """Return the probe with which server and clients sketch models."""
     shard = as_shard(task.test_data(), "test_data")
     if settings.calibration == "gaussian":
@@ -240,7 +240,7 @@ def make_probe(settings: Settings, task: Task, model: nn.Module) -> Probe:
 
 
 def make_evaluate_fn(
-    settings: Settings, task: Task, model: nn.Module, strategy: AsyncStrategy
+    settings: Settings, task: LearningTask, model: nn.Module, strategy: AsyncStrategy
 ) -> Callable[[int, ArrayRecord], MetricRecord]:
     """Return centralised evaluation on the test data; `model` is used as a workspace."""
     shard = as_shard(task.test_data(), "test_data")

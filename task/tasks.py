@@ -23,7 +23,7 @@ from task.shards import Shard, client_shard, file_shard, test_shard, warm_cache
 
 __all__ = [
     "DatasetTask",
-    "Task",
+    "LearningTask",
     "TaskError",
     "as_shard",
     "calibration_recipe",
@@ -33,7 +33,7 @@ __all__ = [
 FUNCTIONS = ("make_model", "train_data", "test_data", "loss")
 
 
-class Task(Protocol):
+class LearningTask(Protocol):
     """What has to be provided to train something else than the built-in datasets."""
 
     def make_model(self, seed: int) -> nn.Module:
@@ -131,7 +131,7 @@ class DatasetTask:
 
 
 @lru_cache(maxsize=4)
-def find_task(reference: str) -> Task:
+def find_task(reference: str) -> LearningTask:
     """Return a user's task by its name `module:object`, or `module` for the module itself.
 
     Raises
@@ -157,7 +157,7 @@ def find_task(reference: str) -> Task:
         function for function in FUNCTIONS if not callable(getattr(found, function, None))
     ]:
         raise TaskError(f"task={reference!r} lacks the functions {missing}; a task has {FUNCTIONS}")
-    task: Task = found
+    task: LearningTask = found
     return task
 
 

@@ -95,3 +95,15 @@ def test_the_client_app_imports_only_what_a_training_step_needs():
     assert "torch" in loaded
     for name in ("torchvision", "sklearn", "scipy", "matplotlib", "ray", "pandas"):
         assert name not in loaded, name
+
+
+def test_a_task_is_one_thing():
+    """The server's train message on its way; what a user provides is a `LearningTask`."""
+    classes = [
+        path.relative_to(ROOT).as_posix()
+        for package in ALLOWED
+        for path in (ROOT / package).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef) and node.name == "Task"
+    ]
+    assert len(classes) == 1, classes
