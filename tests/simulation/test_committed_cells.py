@@ -9,7 +9,7 @@ import pytest
 
 from simulation import cli
 from simulation.experiments.catalogue import EXPERIMENTS
-from simulation.experiments.commands import read_options
+from simulation.experiments.choices import read_options
 
 RESULTS = Path(cli.__file__).parents[1] / "results"
 FOLDERS = sorted(path.parent for path in RESULTS.rglob("cells.jsonl"))

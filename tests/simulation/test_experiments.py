@@ -13,7 +13,7 @@ from simulation import cli
 from simulation.experiments import scheduler as scheduling
 from simulation.experiments.catalogue import EXPERIMENTS
 from simulation.experiments.cells import CONTROL, METHODS, Cell
-from simulation.experiments.commands import command_text, read_options
+from simulation.experiments.choices import command_text, read_options
 from simulation.experiments.display import LiveDisplay, PlainDisplay
 from simulation.experiments.estimate import expected_seconds, expected_uploads, in_words
 from simulation.experiments.numbers import (

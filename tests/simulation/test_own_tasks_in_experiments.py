@@ -9,7 +9,7 @@ import pytest
 
 from simulation import cli
 from simulation.experiments.catalogue import EXPERIMENTS
-from simulation.experiments.commands import read_options
+from simulation.experiments.choices import read_options
 from simulation.experiments.estimate import expected_seconds
 from task.tasks import find_task
 
