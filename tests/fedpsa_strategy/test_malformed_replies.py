@@ -317,7 +317,7 @@ quickly = settings(
     max_examples=8,
     phases=[Phase.explicit, Phase.reuse, Phase.generate],  # to shrink a script takes minutes
 )
-thoroughly = settings(quickly, max_examples=40)  # times twelve runs of some sixty replies
+thoroughly = settings(quickly, max_examples=60)  # times twelve, of some 65 replies each
 
 
 @pytest.mark.parametrize("virtual", [True, False])
