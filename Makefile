@@ -11,15 +11,18 @@ RUN := $(BIN)/python -m simulation
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-$(VENV)/.installed: pyproject.toml
+PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile
+
+# constraints.txt has the exact versions that the tests are run with.
+$(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable .
+	$(BIN)/python $(PIP_INSTALL) --constraint constraints.txt --editable .
 	touch $@
 
 # The tests start some hundred processes: each would compile torch and Flower anew where Python
 # may not write bytecode. Some packages ship templates that are not valid Python.
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable '.[dev]'
+	$(BIN)/python $(PIP_INSTALL) --constraint constraints.txt --editable '.[dev]'
 	-$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib
 	touch $@
 
@@ -46,13 +49,13 @@ test: lint types  ## lint, types and tests, with one run on each of Flower's eng
 test-all: lint types  ## all tests, also those that take minutes
 	$(BIN)/python -m pytest -m 'slow or not slow'
 
-# A Flower whose nodes talk HTTP; the app and the strategies are the same.
+# A Flower whose nodes talk HTTP, with what it needs; the app and the strategies are the same.
 LATEST := .venv-latest
-$(LATEST)/.installed: pyproject.toml
+$(LATEST)/.installed: pyproject.toml constraints.txt
 	test -x $(LATEST)/bin/python || $(PYTHON) -m venv $(LATEST)
-	$(LATEST)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile \
-	    'flwr[simulation]==1.41.0' torch==2.13.0 torchvision==0.28.0 numpy scikit-learn safetensors \
-	    rich matplotlib tomli-w pathspec pytest hypothesis
+	grep -E '^torch(vision)?==' constraints.txt > $(LATEST)/constraints.txt
+	$(LATEST)/bin/python $(PIP_INSTALL) --constraint $(LATEST)/constraints.txt \
+	    --editable '.[dev]' 'flwr[simulation]==1.41.0'
 	touch $@
 
 test-latest: $(LATEST)/.installed  ## the engine tests on Flower 1.41, in an environment of its own

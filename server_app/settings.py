@@ -363,7 +363,7 @@ class Settings:
     cache_dir: str = _setting("", "where prepared arrays are kept; empty: the user's cache folder")
     tensorboard: bool = _setting(
         False,
-        "also write TensorBoard events to run-dir/tensorboard (pip install fedpsa[tensorboard])",
+        "also write TensorBoard events to run-dir/tensorboard (pip install tensorboard)",
     )
     status_interval: float = _setting(3.0, "seconds between status lines", above=0)
 

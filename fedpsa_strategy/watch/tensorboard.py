@@ -34,8 +34,8 @@ class TensorBoardLog:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise ModuleNotFoundError(
-                "TensorBoard is not installed; install it with: pip install 'fedpsa[tensorboard]' "
-                "(from a checkout: pip install -e '.[tensorboard]')"
+                f"TensorBoard cannot be imported ({error}); install it with: "
+                "pip install tensorboard torch"
             ) from error
         self._open: Callable[..., Any] = SummaryWriter
         self._path = path

@@ -200,7 +200,9 @@ def test_tensorboard_shows_the_run(checkout):
 
 
 def test_the_library_in_another_environment(checkout):
-    checkout.run(".venv/bin/python -m venv other && other/bin/pip install --no-deps .")
+    checkout.run(
+        ".venv/bin/python -m venv other && other/bin/pip install --no-deps ./fedpsa_strategy"
+    )
     (packages,) = (checkout.folder / "other").glob("lib/*/site-packages")
     assert (packages / "fedpsa_strategy" / "server" / "fedpsa.py").exists()
     assert not any((packages / name).exists() for name in ("server_app", "task", "simulation"))

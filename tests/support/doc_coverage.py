@@ -57,7 +57,7 @@ BY_TEST = {
     "grep -qs '^\\[superlink.mine": _RUN + "test_real_nodes",
     "flwr run . mine": _RUN + "test_real_nodes",
     ".venv/bin/python -m simulation run --run-dir runs/mine": _RUN + "test_interrupt_and_resume",
-    "pip install .": _RUN + "test_the_library_in_another_environment",
+    "pip install ./fedpsa_strategy": _RUN + "test_the_library_in_another_environment",
     "openssl": _RECIPE,
     "printf '%s\\n' \"subjectAltName": _RECIPE,
     "ssh-keygen": _RECIPE,

@@ -96,6 +96,6 @@ def test_without_the_package_the_error_names_the_command(tmp_path, monkeypatch):
 
     monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
     monkeypatch.setattr(builtins, "__import__", refuse)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'fedpsa\[tensorboard\]'"):
+    with pytest.raises(ModuleNotFoundError, match="pip install tensorboard"):
         TensorBoardLog(tmp_path)
     assert list(tmp_path.iterdir()) == []
