@@ -12,7 +12,6 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, MessageType, MetricRecord, RecordDict
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from scripted_grid import DecodingGrid, Unreadable
 
 from fedpsa_strategy import (
     CA2FL,
@@ -29,6 +28,7 @@ from fedpsa_strategy.server.checkpoint import pack
 from fedpsa_strategy.server.norm_guard import NormGuard
 from fedpsa_strategy.server.snapshot import take_snapshot
 from fedpsa_strategy.wire.contract import MARK, STATES, mark
+from support.grids import DecodingGrid, Unreadable
 
 HONEST, HOSTILE, VERSIONS = 3, 7, 12
 SHAPES = {"layer.weight": (2, 3), "layer.bias": (3,), "scale": ()}
