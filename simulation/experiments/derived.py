@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from simulation.experiments.cells import Label
-from simulation.experiments.numbers import binned, pearson, spearman
+from simulation.experiments.numbers import binned, correlation
 from simulation.experiments.rows import Row
 
 GAP_BINS = (
@@ -68,10 +68,10 @@ def correlations(row: Row) -> dict[tuple[str, str], float | None]:
     bins = bins if len(bins) > 2 else []
     means = [centre for centre, _, _ in bins], [mean for _, mean, _ in bins]
     return {
-        ("raw", "pearson"): pearson(*raw),
-        ("raw", "spearman"): spearman(*raw),
-        ("binned", "pearson"): pearson(*means),
-        ("binned", "spearman"): spearman(*means),
+        ("raw", "pearson"): correlation(*raw),
+        ("raw", "spearman"): correlation(*raw, ranked=True),
+        ("binned", "pearson"): correlation(*means),
+        ("binned", "spearman"): correlation(*means, ranked=True),
     }
 
 

@@ -1,4 +1,4 @@
-"""Means, deviations and correlations, with nothing behind them but the standard library."""
+"""Means, deviations and correlations."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from statistics import fmean, stdev
+
+import numpy as np
 
 
 @dataclass(frozen=True)
@@ -50,32 +51,14 @@ class Estimate:
         return Estimate({seed: self.by_seed[seed] - other.by_seed[seed] for seed in sorted(common)})
 
 
-def pearson(x: Sequence[float], y: Sequence[float]) -> float | None:
-    """Return Pearson's correlation; None where it is not defined."""
-    if len(x) < 2:
+def correlation(x: Sequence[float], y: Sequence[float], *, ranked: bool = False) -> float | None:
+    """Return Pearson's correlation, or Spearman's of the ranks; None where it is not defined."""
+    from scipy import stats  # takes a second
+
+    if min(len(set(x)), len(set(y))) < 2:
         return None
-    mean_x, mean_y = fmean(x), fmean(y)
-    dx, dy = [value - mean_x for value in x], [value - mean_y for value in y]
-    norms = math.sqrt(math.fsum(d * d for d in dx)) * math.sqrt(math.fsum(d * d for d in dy))
-    return math.fsum(a * b for a, b in zip(dx, dy, strict=True)) / norms if norms > 0 else None
-
-
-def spearman(x: Sequence[float], y: Sequence[float]) -> float | None:
-    """Return Spearman's correlation: Pearson's of the ranks."""
-    return pearson(ranks(x), ranks(y))
-
-
-def ranks(values: Sequence[float]) -> list[float]:
-    """Return ranks from 1; equal values share the mean of theirs."""
-    order = sorted(range(len(values)), key=values.__getitem__)
-    result = [0.0] * len(values)
-    start = 0
-    for place in range(1, len(order) + 1):
-        if place == len(order) or values[order[place]] != values[order[start]]:
-            for index in order[start:place]:
-                result[index] = (start + 1 + place) / 2
-            start = place
-    return result
+    measure = stats.spearmanr if ranked else stats.pearsonr
+    return float(measure(x, y).statistic)
 
 
 def binned(pairs: Sequence[Sequence[float]], width: float = 0.1) -> list[tuple[float, float, int]]:
@@ -93,9 +76,4 @@ def binned(pairs: Sequence[Sequence[float]], width: float = 0.1) -> list[tuple[f
 
 def interpolated(curve: Sequence[Sequence[float]], x: float) -> float:
     """Return the value of a curve at x, between its points on straight lines."""
-    if x <= curve[0][0]:
-        return curve[0][1]
-    for (x1, y1), (x2, y2) in pairwise(curve):
-        if x <= x2:
-            return y2 if x2 == x1 else y1 + (y2 - y1) * (x - x1) / (x2 - x1)
-    return curve[-1][1]
+    return float(np.interp(x, [point[0] for point in curve], [point[1] for point in curve]))

@@ -19,10 +19,8 @@ from simulation.experiments.estimate import expected_seconds, expected_uploads, 
 from simulation.experiments.numbers import (
     Estimate,
     binned,
+    correlation,
     interpolated,
-    pearson,
-    ranks,
-    spearman,
 )
 from simulation.experiments.options import Options
 from simulation.experiments.rows import kappa_pairs, version_gaps
@@ -215,13 +213,14 @@ def test_uploads_are_estimated_from_response_times() -> None:
 
 
 def test_correlations_by_hand() -> None:
-    assert pearson([1, 2, 3], [2, 4, 6]) == pytest.approx(1)
-    assert pearson([1, 2, 3, 4], [1, 3, 2, 4]) == pytest.approx(0.8)
-    assert spearman([1, 2, 3], [1, 10, 100]) == pytest.approx(1)
-    assert spearman([1, 2, 3], [3, 2, 1]) == pytest.approx(-1)
-    assert ranks([10, 20, 20, 5]) == [2, 3.5, 3.5, 1]
-    assert pearson([1, 1], [1, 2]) is None
-    assert pearson([], []) is None
+    assert correlation([1, 2, 3], [2, 4, 6]) == pytest.approx(1)
+    assert correlation([1, 2, 3, 4], [1, 3, 2, 4]) == pytest.approx(0.8)
+    assert correlation([1, 2, 3], [1, 10, 100], ranked=True) == pytest.approx(1)
+    assert correlation([1, 2, 3], [3, 2, 1], ranked=True) == pytest.approx(-1)
+    # Ranks 2, 3.5, 3.5, 1 against 1, 2, 3, 4: a covariance of -1.5 by √(4.5 · 5).
+    assert correlation([10, 20, 20, 5], [1, 2, 3, 4], ranked=True) == pytest.approx(-0.3162277660)
+    assert correlation([1, 1], [1, 2]) is None
+    assert correlation([], []) is None
 
 
 def test_bins_are_a_tenth_wide() -> None:

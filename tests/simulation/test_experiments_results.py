@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import re
 import shutil
 from html.parser import HTMLParser
 from pathlib import Path
@@ -366,7 +367,7 @@ def test_the_report_is_one_valid_page_with_everything_in_it(tmp_path: Path) -> N
     assert "Final accuracy (again)" in text
     assert {"table-accuracy", "table-accuracy-again", "figure-kappa-again"} <= checker.ids
     number = lines_of((out / "table-accuracy" / "table.md").read_text(), "FedAvg")[0][1]
-    assert f"<td>FedAvg</td><td>{number}</td>" in page
+    assert f"<td>FedAvg</td>\n<td>{number}</td>" in page
     # Nothing is loaded from elsewhere, and what is linked to is there.
     for link in checker.links:
         assert link.startswith(("#", "data:image/png")), link
@@ -381,7 +382,27 @@ def test_markdown_is_escaped() -> None:
     assert "left out" not in html
     assert "<h3>A &amp; B</h3>" in html
     assert "<strong>bold</strong> <code>&lt;code&gt;</code>" in html
-    assert '<td>&lt;i&gt;</td><td>1 <span class="deviation">± 2</span></td>' in html
+    assert '<td>&lt;i&gt;</td>\n<td>1 <span class="deviation">± 2</span></td>' in html
+
+
+def test_a_command_on_the_page_can_be_copied() -> None:
+    html = to_html("the paper's `--set 'a=b'`")
+    assert html == "<p>the paper’s <code>--set 'a=b'</code></p>\n"
+
+
+def test_columns_of_the_paper_stand_back_and_details_are_folded() -> None:
+    html = to_html(
+        "### One\n\n| a | paper |\n|---|---:|\n| x | 1 |\n\n"
+        "### Behind the numbers\n\n| a | b |\n|---|---:|\n| **1 ± 2** | y |\n\nafter"
+    )
+    assert "<h4>One</h4>" in html
+    assert '<th class="beside">paper</th>' in html
+    assert '<td class="beside">1</td>' in html
+    folded = re.search("<details><summary>Behind the numbers</summary>(.*)</details>", html, re.S)
+    assert folded is not None
+    assert '<strong>1 <span class="deviation">± 2</span></strong>' in folded[1]
+    assert html.endswith("</div></details>\n<p>after</p>\n")
+    assert html.count('<div class="scroll"><table>') == 2
 
 
 def test_figures_share_a_page_without_sharing_ids() -> None:
