@@ -17,11 +17,12 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedpsa_strategy.errors import FedPSAError
 from fedpsa_strategy.server.checkpoint import Checkpointer
+from fedpsa_strategy.server.clock import DAY
 from fedpsa_strategy.server.loop import STOP_REQUESTED
 from fedpsa_strategy.server.snapshot import check_fits
 from fedpsa_strategy.watch.curve import draw_curve
 from fedpsa_strategy.watch.event_log import EventLog, complete_size, read_events
-from fedpsa_strategy.watch.status_line import DAY, Progress, area_under_curve
+from fedpsa_strategy.watch.status_line import StatusLine
 from fedpsa_strategy.watch.tensorboard import TensorBoardLog
 from fedpsa_strategy.wire.layout import Layout
 from server_app.build import build_experiment, make_task
@@ -95,7 +96,7 @@ def run_settings(
 def _run(
     grid: Grid, settings: Settings, run_dir: RunDir, stop_fn: Callable[[], bool] | None
 ) -> dict[str, Any]:
-    progress = Progress(settings.status_interval, settings.clock == "virtual", limits_of(settings))
+    status = StatusLine(settings.status_interval, settings.clock == "virtual", limits_of(settings))
     summary: dict[str, Any] = {"status": "failed", "settings": settings.to_run_config()}
     begun = not settings.resume  # a resume that is refused leaves everything as it was
     saved = None
@@ -107,13 +108,13 @@ def _run(
         summary["settings"] = settings.to_run_config()
         if (prepare := getattr(make_task(settings), "prepare", None)) is not None:
             prepare()
-        experiment = build_experiment(settings, [progress])
+        experiment = build_experiment(settings, [status])
         strategy = experiment.strategy
         if saved is not None:
             check_fits(saved, strategy, Layout(experiment.initial_arrays).size)
         begun = True
         run_dir.write_config(settings.to_run_config())
-        keep = 0 if saved is None else _replay(saved, settings, run_dir, progress)
+        keep = 0 if saved is None else _replay(saved, settings, run_dir, status)
         with ExitStack() as stack:
             event_log = stack.enter_context(EventLog(run_dir.events_path, keep))
             strategy.listeners.insert(0, event_log)
@@ -139,11 +140,11 @@ def _run(
                 train_config=experiment.train_config,
                 evaluate_fn=experiment.evaluate_fn,
             )
-        stopped = progress.end_reason == STOP_REQUESTED
-        if not progress.version and not stopped:
-            raise NothingLearnedError(_why_nothing(progress, strategy.state.reasons))
+        stopped = status.run.end_reason == STOP_REQUESTED
+        if not status.run.version and not stopped:
+            raise NothingLearnedError(_why_nothing(status, strategy.state.reasons))
         run_dir.write_model(result.arrays)
-        run_dir.write(CURVE, _picture(settings, progress))
+        run_dir.write(CURVE, _picture(settings, status))
         summary["status"] = "stopped" if stopped else "completed"
         summary["model_sha256"] = model_sha256(result.arrays)
     except BaseException as error:
@@ -154,7 +155,7 @@ def _run(
         raise
     finally:
         if begun:
-            summary |= _numbers(progress)
+            summary |= _numbers(status)
             _write_summary(run_dir, summary)
     return summary
 
@@ -168,11 +169,11 @@ def _write_summary(run_dir: RunDir, summary: dict[str, Any]) -> None:
         log.error("The summary could not be written: %s", error)  # what went wrong first is raised
 
 
-def _replay(saved: dict[str, Any], settings: Settings, run_dir: RunDir, progress: Progress) -> int:
-    """Tell `progress` what happened before a checkpoint; return how much of the log that is."""
+def _replay(saved: dict[str, Any], settings: Settings, run_dir: RunDir, status: StatusLine) -> int:
+    """Tell `status` what happened before a checkpoint; return how much of the log that is."""
     counted = saved["extra"]["events_size"]
     keep = complete_size(run_dir.events_path, counted)
-    progress.replay(read_events(run_dir.events_path, keep))
+    status.replay(read_events(run_dir.events_path, keep))
     if keep < counted:
         log.warning(
             "%s has %d of the %d bytes that the checkpoint counts: the other events are lost",
@@ -187,48 +188,32 @@ def _replay(saved: dict[str, Any], settings: Settings, run_dir: RunDir, progress
     return keep
 
 
-def _why_nothing(progress: Progress, reasons: Counter[str]) -> str:
+def _why_nothing(status: StatusLine, reasons: Counter[str]) -> str:
     text = (
-        f"the run ended without a new version of the model ({progress.end_reason}): "
-        f"{progress.uploads} uploads were accepted, {progress.rejected} replies rejected"
+        f"the run ended without a new version of the model ({status.run.end_reason}): "
+        f"{status.run.uploads} uploads were accepted, {status.run.rejected} replies rejected"
     )
     listed = "; ".join(f"{count}x {reason}" for reason, count in reasons.most_common(3))
     return f"{text}. Most frequent reasons: {listed}" if listed else text
 
 
-def _picture(settings: Settings, progress: Progress) -> bytes:
-    loss = bool(progress.losses) and not progress.curve  # regression has no accuracy
+def _picture(settings: Settings, status: StatusLine) -> bytes:
+    loss = bool(status.run.losses) and not status.run.curve  # regression has no accuracy
     return draw_curve(
-        progress.losses if loss else progress.curve,
+        status.run.losses if loss else status.run.curve,
         title=f"{settings.strategy} on {settings.data_name}, {settings.num_clients} clients",
-        virtual=progress.virtual,
+        virtual=status.virtual,
         measure="loss" if loss else "accuracy",
     )
 
 
-def _numbers(progress: Progress) -> dict[str, Any]:
-    area = area_under_curve(progress.curve)
-    return {
-        "end_reason": progress.end_reason,
-        "accuracy": progress.accuracy,
-        "best_accuracy": progress.best_accuracy,
-        "loss": progress.loss,
-        "area_under_curve": area / DAY if area is not None and progress.virtual else area,
-        "versions": progress.version,
-        "uploads": progress.uploads,
-        "rejected": progress.rejected,
-        "quarantines": progress.quarantines,
-        "time": progress.time,
-        "seconds": progress.seconds,
-        "uploads_per_second": progress.uploads_per_second,
-        "bytes_up": progress.bytes_up,
-        "bytes_down": progress.bytes_down,
-        "server_seconds": progress.server_seconds,
-        "mean_train_seconds": progress.mean("train-seconds"),
-        "mean_sensitivity_seconds": progress.mean("sensitivity-seconds"),
-        "mean_kappa": progress.mean("kappa"),
-        "mean_staleness": progress.mean("staleness"),
-        "mean_effective_number": progress.mean("effective_number"),
+def _numbers(status: StatusLine) -> dict[str, Any]:
+    numbers = status.run.numbers()
+    if status.virtual and numbers["area_under_curve"] is not None:
+        numbers["area_under_curve"] /= DAY
+    return numbers | {
+        "seconds": status.seconds,
+        "uploads_per_second": status.uploads_per_second,
         "packages": {name: version(name) for name in ("flwr", "torch", "numpy")},
         "python": platform.python_version(),
         "machine": platform.machine(),

@@ -31,10 +31,9 @@ from fedpsa_strategy import (
 )
 from fedpsa_strategy.probe.sensitivity import num_trainable
 from fedpsa_strategy.seeds import derive
-from fedpsa_strategy.server.clock import Clock, Latency
+from fedpsa_strategy.server.clock import DAY, Clock, Latency
 from fedpsa_strategy.server.events import Listener
 from fedpsa_strategy.server.norm_guard import NormGuard
-from fedpsa_strategy.watch.status_line import DAY
 from fedpsa_strategy.wire.contract import trainable_keys
 from server_app.alignment import record_alignment
 from server_app.personal import personal_accuracy

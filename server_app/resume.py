@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from fedpsa_strategy.server.checkpoint import CheckpointStore, load
-from fedpsa_strategy.watch.status_line import DAY, Limits
+from fedpsa_strategy.server.clock import DAY
+from fedpsa_strategy.watch.status_line import Limits
 from server_app.places import SUMMARY
 from server_app.settings import Settings, SettingsError
 from server_app.task_defaults import resolve

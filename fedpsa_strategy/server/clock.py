@@ -17,6 +17,9 @@ from typing import Literal
 from fedpsa_strategy.checks import check_range
 from fedpsa_strategy.seeds import uniform
 
+DAY = 86_400
+"""Virtual units in a virtual day."""
+
 
 @dataclass(frozen=True)
 class Latency(ABC):

@@ -167,7 +167,8 @@ class RunEnded(Event):
 
 Listener = Callable[[Event], None]
 
-_KINDS: dict[str, type[Event]] = {kind.kind: kind for kind in Event.__subclasses__()}
+KINDS: dict[str, type[Event]] = {kind.kind: kind for kind in Event.__subclasses__()}
+"""All kinds of events, by the names that they have in files."""
 
 
 # What a field may hold when it comes back from a file; numbers that are not finite are null there.
@@ -191,7 +192,7 @@ def event_from_dict(values: Mapping[str, Any]) -> Event:
     TypeError
         If a field is missing or holds something else than it should.
     """
-    kind = _KINDS[values["event"]]
+    kind = KINDS[values["event"]]
     found = {}
     for item in fields(kind):
         if item.name in values:

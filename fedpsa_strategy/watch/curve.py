@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from io import BytesIO
 
-from fedpsa_strategy.watch.status_line import DAY
+from fedpsa_strategy.server.clock import DAY
 
 
 def draw_curve(

@@ -5,8 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping
 
-from fedpsa_strategy.server.clock import LongTailLatency, UniformLatency
-from fedpsa_strategy.watch.status_line import DAY
+from fedpsa_strategy.server.clock import DAY, LongTailLatency, UniformLatency
 from simulation.experiments.cells import Cell
 
 # For one upload of the paper's setting (5 epochs on a fiftieth of the data) on one core of a server

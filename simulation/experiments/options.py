@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
-from fedpsa_strategy.watch.status_line import DAY
+from fedpsa_strategy.server.clock import DAY
 from server_app.settings import DATASETS, Settings
 from server_app.task_defaults import resolve
 from simulation.environment import ConfigValue

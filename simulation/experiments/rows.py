@@ -12,8 +12,8 @@ from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
 
+from fedpsa_strategy.server.clock import DAY
 from fedpsa_strategy.watch.event_log import read_events
-from fedpsa_strategy.watch.status_line import DAY
 from simulation.experiments.cells import Cell, Label
 from simulation.experiments.store import CellStore, Summary
 

@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from fedpsa_strategy.server.clock import DAY
 from fedpsa_strategy.server.events import Evaluated, event_from_dict
 from fedpsa_strategy.watch.event_log import parse_line
-from fedpsa_strategy.watch.status_line import DAY
 from fedpsa_strategy.watch.tail import Tail
 
 

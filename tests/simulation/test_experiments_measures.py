@@ -16,7 +16,7 @@ from fedpsa_strategy import FedBuff, UniformLatency, VirtualClock
 from fedpsa_strategy.server.checkpoint import Checkpointer, CheckpointStore
 from fedpsa_strategy.server.events import Dispatched, Event, RunEnded, Uploaded
 from fedpsa_strategy.server.loop import AsyncLoop
-from fedpsa_strategy.watch.status_line import Progress
+from fedpsa_strategy.watch.status_line import StatusLine
 from fedpsa_strategy.wire.replies import TrainReply
 from server_app.alignment import record_alignment
 from server_app.build import build_experiment, make_clock, make_task
@@ -109,11 +109,11 @@ def loop(listener: Any, *, versions: int, store: Any = None, resume: Any = None)
 
 def test_bytes_and_the_servers_time_are_in_events_and_summary(tmp_path: Path) -> None:
     events: list[Event] = []
-    progress = Progress(1000.0, True)
+    status = StatusLine(1000.0, True)
 
     def listen(event: Event) -> None:
         events.append(event)
-        progress(event)
+        status(event)
 
     store = CheckpointStore(tmp_path)
     prepared = loop(listen, versions=3, store=store)
@@ -128,9 +128,9 @@ def test_bytes_and_the_servers_time_are_in_events_and_summary(tmp_path: Path) ->
     uploaded = [event for event in events if isinstance(event, Uploaded)]
     # Δ, and names and values of num-examples, train-loss and a sketch of two numbers.
     assert {event.num_bytes for event in uploaded} == {size + 12 + 8 + 10 + 8 + 6 + 16}
-    assert progress.bytes_down == sum(event.num_bytes for event in dispatched)
-    assert progress.bytes_up == sum(event.num_bytes for event in uploaded)
-    assert progress.server_seconds == end.server_seconds
+    assert status.run.bytes_down == sum(event.num_bytes for event in dispatched)
+    assert status.run.bytes_up == sum(event.num_bytes for event in uploaded)
+    assert status.run.server_seconds == end.server_seconds
 
     again: list[Event] = []
     prepared += loop(again.append, versions=5, resume=store.load_newest())

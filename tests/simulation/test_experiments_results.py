@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fedpsa_strategy.watch.status_line import DAY
+from fedpsa_strategy.server.clock import DAY
 from simulation import cli
 from simulation.errors import RunFailed
 from simulation.experiments import bodies, paper

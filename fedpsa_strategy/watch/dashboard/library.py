@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedpsa_strategy.files import open_regular
-from fedpsa_strategy.watch.dashboard.state import RunState
+from fedpsa_strategy.watch.dashboard.state import PageState
 from fedpsa_strategy.watch.tail import Tail
 
 _SILENCE = 30.0  # a run that lives says something every few seconds
@@ -40,7 +40,7 @@ class Run:
     def __init__(self, path: Path, now: Callable[[], float] = time.time) -> None:
         self.path = path
         self.now = now
-        self.state = RunState()
+        self.state = PageState()
         self._tail = Tail(path / "events.jsonl")
         self._lock = threading.Lock()
 
@@ -92,7 +92,7 @@ class Run:
         while True:
             restarted, lines = self._tail.read()
             if restarted:
-                self.state = RunState()
+                self.state = PageState()
             for line in lines:
                 self.state.take(line)
             if not lines:

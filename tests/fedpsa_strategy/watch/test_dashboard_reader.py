@@ -11,7 +11,7 @@ from fedpsa_strategy.server import events
 from fedpsa_strategy.watch import tail as tail_module
 from fedpsa_strategy.watch.dashboard.library import Library, NoRunError, Run
 from fedpsa_strategy.watch.dashboard.series import Series
-from fedpsa_strategy.watch.dashboard.state import RunState
+from fedpsa_strategy.watch.dashboard.state import PageState
 from fedpsa_strategy.watch.event_log import EventLog
 from fedpsa_strategy.watch.tail import Tail
 
@@ -78,7 +78,7 @@ def reject(time, client, reason="no reply"):
 
 
 def state_of(*items):
-    state = RunState()
+    state = PageState()
     for line in lines_of(*items):
         state.take(line)
     return state
@@ -279,20 +279,39 @@ def test_damaged_lines_are_counted_and_skipped(line):
     json.dumps(after, allow_nan=False)
 
 
-def test_every_kind_of_event_is_understood():
-    for kind in events.Event.__subclasses__():
-        assert hasattr(RunState, f"_on_{kind.kind}"), kind
+def test_every_kind_of_event_changes_what_is_shown():
+    where = {"client": 0, "node_id": NODE}
+    items = [
+        events.NodeJoined(time=1.0, partition=0, num_examples=1, **where),
+        start(1.0),
+        dispatch(1.0, 0),
+        upload(1.0, 0),
+        aggregate(1.0, 1, 1, [1.0]),
+        evaluate(1.0, 0.5),
+        reject(1.0, 0),
+        events.Resent(time=1.0, sequence=1, version=1, **where),
+        events.Quarantined(time=1.0, failures=3, until=5.0, **where),
+        events.NodeLeft(time=1.0, **where),
+        events.Waiting(time=1.0, reason="nodes"),
+        events.RunEnded(time=1.0, version=1, uploads=1, rejected=1, reason="enough"),
+    ]
+    assert {type(item) for item in items} == set(events.Event.__subclasses__())
+    state = state_of(evaluate(1.0, 0.25))
+    for item, line in zip(items, lines_of(*items), strict=True):
+        before = state.snapshot()
+        state.take(line)
+        assert state.snapshot() != before, item
 
 
 def test_unknown_kinds_and_empty_lines_are_no_damage():
-    state = RunState()
+    state = PageState()
     state.take(b'{"event": "something new", "time": 1.0}')
     state.take(b"\r")
     assert state.damaged == 0
 
 
 def test_events_without_wall_time_have_no_speed():
-    state = RunState()
+    state = PageState()
     for item in (start(), upload(1.0, 0), upload(2.0, 1)):
         state.take(json.dumps(item.to_dict()).encode())
     snapshot = state.snapshot()
@@ -386,7 +405,7 @@ def test_a_run_resumed_in_a_file_of_its_own_knows_what_was_before():
 
 
 def test_what_the_page_gets_is_bounded():
-    state = RunState()
+    state = PageState()
     for i in range(3000):
         for line in lines_of(
             dispatch(float(i), i),

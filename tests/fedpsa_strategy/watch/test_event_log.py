@@ -6,7 +6,7 @@ import random
 import pytest
 
 from fedpsa_strategy.server.events import Evaluated, NodeLeft, Waiting
-from fedpsa_strategy.watch.dashboard.state import RunState
+from fedpsa_strategy.watch.dashboard.state import PageState
 from fedpsa_strategy.watch.event_log import EventLog, complete_size, parse_line, read_events
 
 
@@ -114,7 +114,7 @@ def test_many_damaged_lines_are_one_warning(tmp_path, caplog):
 def test_what_is_no_event_is_damaged_for_every_reader(line):
     with pytest.raises(ValueError, match=r"."):
         parse_line(line)
-    state = RunState()
+    state = PageState()
     state.take(line)
     assert state.damaged == bool(line)
 

@@ -4,7 +4,8 @@ import pytest
 
 from fedpsa_strategy.server.events import Aggregated, Evaluated, RunStarted, Uploaded, Waiting
 from fedpsa_strategy.watch.curve import draw_curve
-from fedpsa_strategy.watch.status_line import Limits, Progress, area_under_curve
+from fedpsa_strategy.watch.run_state import area_under_curve
+from fedpsa_strategy.watch.status_line import Limits, StatusLine
 
 
 class FakeTime:
@@ -32,14 +33,14 @@ def upload(time, staleness, kappa):
 def test_the_status_line_shows_what_happened_every_few_seconds(caplog):
     caplog.set_level(logging.INFO, "flwr")
     clock = FakeTime()
-    progress = Progress(3.0, True, Limits(versions=4), clock)
-    progress(RunStarted(time=0, num_clients=4, max_in_flight=2, num_parameters=9, version=0))
-    progress(upload(8640.0, 1, 0.5))
-    progress(upload(8640.0, 2, 0.7))
-    progress(Aggregated(time=8640.0, version=1, uploads=2, report={"effective_number": 1.5}))
+    status = StatusLine(3.0, True, Limits(versions=4), clock)
+    status(RunStarted(time=0, num_clients=4, max_in_flight=2, num_parameters=9, version=0))
+    status(upload(8640.0, 1, 0.5))
+    status(upload(8640.0, 2, 0.7))
+    status(Aggregated(time=8640.0, version=1, uploads=2, report={"effective_number": 1.5}))
     metrics = {"accuracy": 0.625, "loss": 1.0}
     clock.now = 4.0
-    progress(Evaluated(time=8640.0, version=1, uploads=2, where="server", metrics=metrics))
+    status(Evaluated(time=8640.0, version=1, uploads=2, where="server", metrics=metrics))
     line = caplog.messages[-1]
     for part in (
         "day 0.100",
@@ -55,29 +56,29 @@ def test_the_status_line_shows_what_happened_every_few_seconds(caplog):
     ):
         assert part in line
     lines = len(caplog.messages)
-    progress(upload(8650.0, 1, 0.5))
+    status(upload(8650.0, 1, 0.5))
     assert len(caplog.messages) == lines  # not before the interval is over
-    assert progress.mean("staleness") == pytest.approx(4 / 3)
-    assert progress.mean("effective_number") == 1.5
-    assert progress.bytes_up == 300
+    assert status.run.mean("staleness") == pytest.approx(4 / 3)
+    assert status.run.mean("effective_number") == 1.5
+    assert status.run.bytes_up == 300
 
 
 def test_a_task_without_accuracy_shows_its_loss():
-    progress = Progress(3.0, True, monotonic=FakeTime())
-    assert "accuracy -" in progress.line()
+    status = StatusLine(3.0, True, monotonic=FakeTime())
+    assert "accuracy -" in status.line()
     for time, loss in ((0.0, 2.0), (60.0, 0.12345)):
-        progress(Evaluated(time=time, version=0, uploads=0, where="server", metrics={"loss": loss}))
-    assert "| loss 0.123 |" in progress.line()
-    assert progress.losses == [(0.0, 2.0), (60.0, 0.12345)]
-    assert progress.curve == []
+        status(Evaluated(time=time, version=0, uploads=0, where="server", metrics={"loss": loss}))
+    assert "| loss 0.123 |" in status.line()
+    assert status.run.losses == [(0.0, 2.0), (60.0, 0.12345)]
+    assert status.run.curve == []
 
 
 def test_waiting_is_visible_before_the_first_upload(caplog):
     caplog.set_level(logging.INFO, "flwr")
     clock = FakeTime()
-    progress = Progress(3.0, False, monotonic=clock)
+    status = StatusLine(3.0, False, monotonic=clock)
     clock.now = 5.0
-    progress(Waiting(time=0.0, reason="3 of 4 nodes connected"))
+    status(Waiting(time=0.0, reason="3 of 4 nodes connected"))
     assert caplog.messages == ["waiting: 3 of 4 nodes connected"]
 
 
@@ -88,24 +89,22 @@ def started(time=0.0, **numbers):
 
 def test_the_time_left_after_a_resume_is_that_of_what_is_left():
     clock = FakeTime()
-    progress = Progress(3.0, True, Limits(versions=100, time=1000.0), clock)
+    status = StatusLine(3.0, True, Limits(versions=100, time=1000.0), clock)
     # An hour ago, in another process, of which half the events are lost.
-    progress.replay(
-        [started(), upload(400.0, 1, 0.5), Aggregated(time=400.0, version=40, uploads=1)]
-    )
-    progress(started(time=500.0, version=50, uploads=7, rejected=3))
-    assert (progress.version, progress.uploads, progress.rejected) == (50, 7, 3)
-    assert progress.seconds_left is None
-    assert "? left" in progress.line()
+    status.replay([started(), upload(400.0, 1, 0.5), Aggregated(time=400.0, version=40, uploads=1)])
+    status(started(time=500.0, version=50, uploads=7, rejected=3))
+    assert (status.run.version, status.run.uploads, status.run.rejected) == (50, 7, 3)
+    assert status.seconds_left is None
+    assert "? left" in status.line()
     clock.now = 10.0
-    progress(Aggregated(time=550.0, version=51, uploads=9))
+    status(Aggregated(time=550.0, version=51, uploads=9))
     # 10 s for a version of 50, and for 50 of 500 units of time, which end the run first.
-    assert progress.seconds_left == pytest.approx(90.0)
-    assert "2min left" in progress.line()
-    progress = Progress(3.0, True, Limits(versions=100, seconds=30.0), clock)
-    progress(started(version=50))
+    assert status.seconds_left == pytest.approx(90.0)
+    assert "2min left" in status.line()
+    status = StatusLine(3.0, True, Limits(versions=100, seconds=30.0), clock)
+    status(started(version=50))
     clock.now = 25.0
-    assert progress.seconds_left == 15.0
+    assert status.seconds_left == 15.0
 
 
 def test_area_under_the_curve():

@@ -1,0 +1,236 @@
+"""What a run's events add up to: the one reducer behind status line, live page and tables."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from itertools import pairwise
+from statistics import fmean
+from typing import Any
+
+from fedpsa_strategy.server.events import (
+    Aggregated,
+    Dispatched,
+    Evaluated,
+    Event,
+    NodeJoined,
+    NodeLeft,
+    Quarantined,
+    Rejected,
+    RunEnded,
+    RunStarted,
+    Uploaded,
+    Waiting,
+)
+
+Curve = list[tuple[float, float]]
+"""Times and values."""
+
+RECENT = 300
+"""The last uploads that are kept."""
+
+_MEAN_OVER = 50  # uploads that recent means cover
+
+# These come before a run starts, and before it is resumed, perhaps the next day.
+_BEFORE_START = (Waiting, NodeJoined, NodeLeft, RunStarted)
+
+
+class RunState:
+    """Listener that adds up events; it prints, writes and decides nothing.
+
+    Attributes
+    ----------
+    time : float
+        The run's own time.
+    elapsed : float
+        Real seconds since the start, without the pauses of a resumed run; 0 without wall times.
+    wall : float | None
+        When the last event was, in real time.
+    start : RunStarted | None
+        How it began, or was resumed last.
+    waiting, end_reason : str | None
+        What it waits for, and why it ended.
+    version, uploads, rejected, quarantines, tasks, bytes_up, bytes_down : int
+        Counts of the whole run.
+    uploads_seen : int
+        Uploads among the events; the first part of a resumed run may be elsewhere.
+    accuracy, best_accuracy, loss : float | None
+        What the server's evaluations say.
+    curve, losses : Curve
+        Accuracies and losses of the server's evaluations.
+    temperature, effective_number, server_seconds : float | None
+        The newest of each.
+    recent : deque[Uploaded]
+        The last uploads.
+    """
+
+    def __init__(self) -> None:
+        self.time = 0.0
+        self.elapsed = 0.0
+        self.wall: float | None = None
+        self.start: RunStarted | None = None
+        self.waiting: str | None = None
+        self.end_reason: str | None = None
+        self.version = self.uploads = self.rejected = self.quarantines = self.tasks = 0
+        self.bytes_up = self.bytes_down = 0
+        self.uploads_seen = 0
+        self.accuracy: float | None = None
+        self.best_accuracy: float | None = None
+        self.loss: float | None = None
+        self.curve: Curve = []
+        self.losses: Curve = []
+        self.temperature: float | None = None
+        self.effective_number: float | None = None
+        self.server_seconds: float | None = None
+        self.recent: deque[Uploaded] = deque(maxlen=RECENT)
+        self._wall_zero: float | None = None
+        self._sums: dict[str, tuple[float, int]] = {}
+
+    def __call__(self, event: Event, wall: float | None = None) -> None:
+        """Take note of an event.
+
+        Parameters
+        ----------
+        event : Event
+            The event.
+        wall : float | None (default: None)
+            When it was, in real time.
+        """
+        self.time = event.time
+        if wall is not None:
+            self.wall = wall
+            if self._wall_zero is not None and not isinstance(event, _BEFORE_START):
+                self.elapsed = max(self.elapsed, wall - self._wall_zero)
+        match event:
+            case RunStarted():
+                self._begin(event)
+            case Waiting():
+                self.waiting = event.reason
+            case Dispatched():
+                self.tasks += 1
+                self.bytes_down += event.num_bytes
+            case Uploaded():
+                self._take_upload(event)
+            case Rejected():
+                self.rejected += 1
+            case Quarantined():
+                self.quarantines += 1
+            case Aggregated():
+                self.version, self.uploads = event.version, event.uploads
+                self.effective_number = finite(event.report.get("effective_number"))
+                self._add("effective_number", self.effective_number)
+            case Evaluated(where="server"):
+                self._take_evaluation(event)
+            case RunEnded():
+                self.end_reason = event.reason
+                self.server_seconds = event.server_seconds
+
+    @property
+    def uploads_per_second(self) -> float | None:
+        """Accepted uploads per real second; None without wall times."""
+        return self.uploads_seen / self.elapsed if self.elapsed > 0 else None
+
+    @property
+    def recent_kappa(self) -> float | None:
+        """The mean κ of the last uploads."""
+        return _mean([finite(upload.report.get("kappa")) for upload in self._last()])
+
+    @property
+    def recent_staleness(self) -> float | None:
+        """The mean staleness of the last uploads."""
+        return _mean([upload.staleness for upload in self._last()])
+
+    def mean(self, name: str) -> float | None:
+        """Return the mean over the whole run of what uploads and versions tell.
+
+        Parameters
+        ----------
+        name : str
+            `kappa`, `staleness`, `effective_number`, `train-seconds` or `sensitivity-seconds`.
+        """
+        total, count = self._sums.get(name, (0.0, 0))
+        return total / count if count else None
+
+    def numbers(self) -> dict[str, Any]:
+        """Return what a summary says of a run."""
+        return {
+            "end_reason": self.end_reason,
+            "accuracy": self.accuracy,
+            "best_accuracy": self.best_accuracy,
+            "loss": self.loss,
+            "area_under_curve": area_under_curve(self.curve),
+            "versions": self.version,
+            "uploads": self.uploads,
+            "rejected": self.rejected,
+            "quarantines": self.quarantines,
+            "time": self.time,
+            "seconds": self.elapsed,
+            "uploads_per_second": self.uploads_per_second,
+            "bytes_up": self.bytes_up,
+            "bytes_down": self.bytes_down,
+            "server_seconds": self.server_seconds,
+            "mean_train_seconds": self.mean("train-seconds"),
+            "mean_sensitivity_seconds": self.mean("sensitivity-seconds"),
+            "mean_kappa": self.mean("kappa"),
+            "mean_staleness": self.mean("staleness"),
+            "mean_effective_number": self.mean("effective_number"),
+        }
+
+    def _begin(self, event: RunStarted) -> None:
+        # What a checkpoint says counts, whatever became of the events before it; and what came
+        # after it will happen again.
+        self.start = event
+        self.version, self.uploads, self.rejected = event.version, event.uploads, event.rejected
+        self.curve = [point for point in self.curve if point[0] <= event.time]
+        self.losses = [point for point in self.losses if point[0] <= event.time]
+        self.end_reason = None
+        self._wall_zero = None if self.wall is None else self.wall - self.elapsed
+
+    def _take_upload(self, event: Uploaded) -> None:
+        self.waiting = None
+        self.uploads += 1
+        self.uploads_seen += 1
+        self.bytes_up += event.num_bytes
+        self.recent.append(event)
+        self._add("staleness", event.staleness)
+        self._add("kappa", event.report.get("kappa"))
+        for name in ("train-seconds", "sensitivity-seconds"):
+            self._add(name, event.metrics.get(name))
+        self.temperature = finite(event.report.get("temperature", self.temperature))
+
+    def _take_evaluation(self, event: Evaluated) -> None:
+        self.loss = finite(event.metrics.get("loss"))
+        if self.loss is not None:
+            self.losses.append((event.time, self.loss))
+        self.accuracy = finite(event.metrics.get("accuracy", self.accuracy))
+        if self.accuracy is not None and "accuracy" in event.metrics:
+            self.best_accuracy = max(self.accuracy, self.best_accuracy or 0.0)
+            self.curve.append((event.time, self.accuracy))
+
+    def _add(self, name: str, value: Any) -> None:
+        if (number := finite(value)) is not None:
+            total, count = self._sums.get(name, (0.0, 0))
+            self._sums[name] = (total + number, count + 1)
+
+    def _last(self) -> list[Uploaded]:
+        return list(self.recent)[-_MEAN_OVER:]
+
+
+def area_under_curve(curve: Curve) -> float | None:
+    """Return the area under (time, accuracy) by the trapezoidal rule, in units of the time."""
+    if len(curve) < 2:
+        return None
+    return sum((t2 - t1) * (a1 + a2) / 2 for (t1, a1), (t2, a2) in pairwise(curve))
+
+
+def finite(value: Any) -> float | None:
+    """Return a number, or None for everything else: clients and other apps may report anything."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    numbers = [value for value in values if value is not None]
+    return fmean(numbers) if numbers else None
