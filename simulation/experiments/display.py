@@ -83,7 +83,7 @@ class PlainDisplay:
             watch = running.watch
             self._write(
                 f"    {running.cell.name}: day {watch.day:.3f} of {watch.days:g},"
-                f" {percent(watch.accuracy)}, {watch.uploads_per_second or 0:.1f} uploads/s,"
+                f" {percent(watch.run.accuracy)}, {watch.uploads_per_second or 0:.1f} uploads/s,"
                 f" {duration(watch.seconds_left)} left"
             )
 
@@ -164,7 +164,7 @@ class LiveDisplay:
                 str(labels["seed"]),
                 " ".join(str(value) for key, value in labels.items() if key not in usual),
                 f"{watch.day:.3f} / {watch.days:g}",
-                percent(watch.accuracy),
+                percent(watch.run.accuracy),
                 f"{watch.uploads_per_second or 0:.1f}",
                 duration(watch.seconds_left),
             )

@@ -14,6 +14,7 @@ from typing import Any
 
 from fedpsa_strategy.server.clock import DAY
 from fedpsa_strategy.watch.event_log import read_events
+from fedpsa_strategy.watch.run_state import RunState
 from simulation.experiments.cells import Cell, Label
 from simulation.experiments.store import CellStore, Summary
 
@@ -121,24 +122,22 @@ def make_row(cell: Cell, store: CellStore, reason: str = "", series: str = "") -
         status = FAILED if reason else MISSING
         return Row(labels, cell.id, status, reason=reason, scale=scale)
     fedpsa, duration = cell.settings.strategy == "fedpsa", cell.settings.virtual_days * DAY
-    events = _read(
-        store.path(cell) / "events.jsonl",
-        "evaluate",
-        *(["upload"] if series else []),
-        *(["aggregate"] if fedpsa else []),
-    )
-    curve = [
-        (event["time"] / DAY, event["metrics"]["accuracy"])
-        for event in events["evaluate"]
-        if event["where"] == "server" and event["metrics"].get("accuracy") is not None
-    ]
+    run = RunState()
+    uploads: list[dict[str, Any]] = []
+    versions: list[dict[str, Any]] = []
+    kinds = ["evaluate", *(["upload"] if series else []), *(["aggregate"] if fedpsa else [])]
+    for event in read_events(store.path(cell) / "events.jsonl", kinds=kinds):
+        run(event)
+        if event.kind != "evaluate":
+            (uploads if event.kind == "upload" else versions).append(event.to_dict())
+    curve = [(time / DAY, accuracy) for time, accuracy in run.curve]
     found: dict[str, Any] = {}
     if series == "pairs":
-        found["pairs"] = kappa_pairs(events["upload"])
+        found["pairs"] = kappa_pairs(uploads)
     elif series == "gaps":
-        found["gaps"] = version_gaps(events["upload"], duration)
+        found["gaps"] = version_gaps(uploads, duration)
     if fedpsa:
-        found["stages"] = kappa_stages(events["aggregate"], duration)
+        found["stages"] = kappa_stages(versions, duration)
     circumstances = store.circumstances(cell)
     circumstances.pop("labels", None)
     return Row(
@@ -310,11 +309,3 @@ def _numbers(summary: Summary, curve: Sequence[tuple[float, float]]) -> dict[str
 
 def _rounded(value: Any) -> float | None:
     return float(f"{value:.7g}") if isinstance(value, float) else value
-
-
-def _read(path: Path, *kinds: str) -> dict[str, list[dict[str, Any]]]:
-    """Return the events of some kinds."""
-    found: dict[str, list[dict[str, Any]]] = {kind: [] for kind in kinds}
-    for event in read_events(path, kinds=kinds):
-        found[event.kind].append(event.to_dict())
-    return found

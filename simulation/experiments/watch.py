@@ -8,8 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fedpsa_strategy.server.clock import DAY
-from fedpsa_strategy.server.events import Evaluated, event_from_dict
+from fedpsa_strategy.server.events import event_from_dict
 from fedpsa_strategy.watch.event_log import parse_line
+from fedpsa_strategy.watch.run_state import RunState
 from fedpsa_strategy.watch.tail import Tail
 
 
@@ -27,7 +28,7 @@ class Watch:
 
     Attributes
     ----------
-    day, uploads, accuracy
+    run : RunState
         Where it is.
     """
 
@@ -36,12 +37,15 @@ class Watch:
     ) -> None:
         self.days = days
         self.started = monotonic()
-        self.day = 0.0
-        self.uploads = 0
-        self.accuracy: float | None = None
+        self.run = RunState()
         self._tail = Tail(events)
         self._monotonic = monotonic
         self._first: tuple[float, float, int] | None = None  # moment, day and uploads
+
+    @property
+    def day(self) -> float:
+        """Virtual days that have passed."""
+        return self.run.time / DAY
 
     @property
     def share(self) -> float:
@@ -58,7 +62,7 @@ class Watch:
         """Uploads per real second, since the first that was seen."""
         if self._first is None or self._monotonic() <= self._first[0]:
             return None
-        return (self.uploads - self._first[2]) / (self._monotonic() - self._first[0])
+        return (self.run.uploads - self._first[2]) / (self._monotonic() - self._first[0])
 
     @property
     def seconds_left(self) -> float | None:
@@ -73,28 +77,12 @@ class Watch:
         while True:
             restarted, lines = self._tail.read()
             if restarted:  # a resumed run cuts off what came after its checkpoint
-                self.uploads, self._first = 0, None
+                self.run, self._first = RunState(), None
             if not lines:
                 break
             for line in lines:
-                self._take(line)
-            self._take_time(lines)
-        if self._first is None and self.uploads:
-            self._first = (self._monotonic(), self.day, self.uploads)
-
-    def _take(self, line: bytes) -> None:
-        # Tens of thousands of lines: only those are decoded that say something new.
-        if line.startswith(b'{"event": "upload"'):
-            self.uploads += 1
-        elif line.startswith(b'{"event": "evaluate"'):
-            with contextlib.suppress(ValueError, KeyError, TypeError):
-                event = event_from_dict(parse_line(line))
-                if isinstance(event, Evaluated):
-                    accuracy = event.metrics.get("accuracy")
-                    self.accuracy = self.accuracy if accuracy is None else accuracy
-
-    def _take_time(self, lines: list[bytes]) -> None:
-        for line in reversed(lines):
-            with contextlib.suppress(ValueError):  # the last one that is not damaged
-                self.day = parse_line(line)["time"] / DAY
-                return
+                # What is damaged, or of a kind that a newer version has, is passed over.
+                with contextlib.suppress(ValueError, KeyError, TypeError, OverflowError):
+                    self.run(event_from_dict(parse_line(line)))
+        if self._first is None and self.run.uploads:
+            self._first = (self._monotonic(), self.day, self.run.uploads)

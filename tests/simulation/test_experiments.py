@@ -407,24 +407,32 @@ def test_a_run_is_watched_through_its_events(tmp_path: Path) -> None:
     def happened(kind: str, day: float, **more: Any) -> dict[str, Any]:
         return {"event": kind, "time": 86_400 * day, **more}
 
+    def upload(day: float) -> dict[str, Any]:
+        numbers = ("sequence", "client", "node_id", "version", "staleness", "num_bytes")
+        numbers += ("num_examples", "squared_norm")
+        return happened("upload", day, **dict.fromkeys(numbers, 1))
+
     where = {"version": 0, "uploads": 0, "where": "server"}
-    write(happened("evaluate", 0.0, metrics={"accuracy": 0.1}, **where), happened("upload", 0.5))
+    evaluated = happened("evaluate", 0.0, metrics={"accuracy": 0.1}, **where)
+    write(evaluated, upload(0.5))
     clock.now = 10.0
     watch.look()
-    assert (watch.day, watch.uploads, watch.accuracy, watch.share) == (0.5, 1, 0.1, 0.25)
-    write(happened("upload", 0.75), happened("upload", 1.0))
+    assert (watch.day, watch.run.uploads, watch.share) == (0.5, 1, 0.25)
+    assert watch.run.accuracy == 0.1
+    write(upload(0.75), upload(1.0))
     clock.now = 14.0
     watch.look()
     assert watch.uploads_per_second == pytest.approx(0.5)
     assert watch.seconds_left == pytest.approx(8.0)
-    path.write_text(json.dumps(happened("upload", 0.25)) + "\n")  # it went on from a checkpoint
+    path.unlink()  # it went on from a checkpoint
+    write(evaluated, upload(0.25))
     watch.look()
-    assert (watch.uploads, watch.day) == (1, 0.25)
+    assert (watch.run.uploads, watch.day) == (1, 0.25)
     with path.open("ab") as file:  # damage is passed over
-        file.write(b'{"event": "evaluate", "time": 8}\n' + json.dumps(happened("x", 0.5)).encode())
+        file.write(b'{"event": "evaluate", "time": 8}\n' + json.dumps(upload(0.5)).encode())
         file.write(b"\n{\n\0\0\n")
     watch.look()
-    assert (watch.accuracy, watch.day) == (0.1, 0.5)
+    assert (watch.run.accuracy, watch.day) == (0.1, 0.5)
 
 
 def test_the_displays_show_where_things_are(tmp_path: Path) -> None:
@@ -433,7 +441,7 @@ def test_the_displays_show_where_things_are(tmp_path: Path) -> None:
     made = cell()
     running: Any = type("Running", (), {"cell": made, "resumed": True})()
     running.watch = Watch(tmp_path / "none", 2.0)
-    running.watch.day, running.watch.accuracy = 0.5, 0.123
+    running.watch.run.time, running.watch.run.accuracy = 43_200.0, 0.123
     state = State(total=5, done=2, failed={"x": "y"}, running=[running], seconds_left=7200.0)
     console = Console(width=120, record=True)
     console.print(LiveDisplay("table").render(state))
