@@ -50,6 +50,8 @@ _RECIPE = "tests/docker/test_docker_files.py::test_the_recipe_in_the_docs_makes_
 # Beginnings of commands, and the test that runs them.
 BY_TEST = {
     ".venv/bin/python -m server_app.dashboard runs": _RUN + "test_the_dashboard",
+    "python -m fedpsa_strategy.watch.dashboard runs": "tests/fedpsa_strategy/watch/"
+    "test_dashboard_api.py::test_an_interrupt_ends_it_quietly",
     ".venv/bin/tensorboard": _RUN + "test_tensorboard_shows_the_run",
     "flower-superlink --insecure": _RUN + "test_real_nodes",
     "flower-supernode --insecure": _RUN + "test_real_nodes",

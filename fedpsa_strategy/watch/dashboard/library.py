@@ -58,7 +58,7 @@ class Run:
             "status": status,
             "error": str(summary.get("error")) if status == "failed" else None,
             **{name: _finite(summary.get(name)) for name in ("accuracy", "loss")},
-            "changed": max(written, summarised, _changed(self.path / "config.toml")),
+            "changed": max(written, summarised, _changed(_config_path(self.path))),
             **{name: config.get(name) for name in ("strategy", "seed", "clock")},
             "data": config.get("task") or config.get("dataset"),  # an own task has its own data
         }
@@ -102,7 +102,7 @@ class Run:
 
     def config(self) -> dict[str, str]:
         """Return the settings as texts: seeds are 64-bit integers, which JavaScript has not."""
-        settings = _load(self.path / "config.toml").items()
+        settings = _load(_config_path(self.path)).items()
         return {k: str(v).lower() if isinstance(v, bool) else str(v) for k, v in settings}
 
 
@@ -148,7 +148,7 @@ def _run_folders(folder: Path) -> Iterator[Path]:
         yield folder
     elif folder.is_dir():
         inner = filter(_is_run, folder.iterdir())
-        yield from sorted(inner, key=lambda path: (-_changed(path / "config.toml"), path.name))
+        yield from sorted(inner, key=lambda path: (-_changed(_config_path(path)), path.name))
 
 
 def _is_run(folder: Path) -> bool:
@@ -159,6 +159,12 @@ def _is_run(folder: Path) -> bool:
         or "run-dir" in _load(folder / "config.toml")
         or "status" in _load(folder / "summary.json")
     )
+
+
+def _config_path(folder: Path) -> Path:
+    """Return where the settings are: in our app's file, or in that of the library's `RunLog`."""
+    ours = folder / "config.toml"
+    return ours if ours.exists() else folder / "config.json"
 
 
 def _load(path: Path) -> dict[str, Any]:

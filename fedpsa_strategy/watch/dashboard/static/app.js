@@ -237,13 +237,14 @@ function status(run, age) {
   if (run.unread > 0) return ["running", `reading events: ${percent(1 - run.unread, 0)}`];
   if (run.status === "failed") return ["failed", `failed: ${run.error ?? "no reason given"}`];
   if (run.status === "completed") return ["completed", `completed: ${run.end_reason ?? "no end event"}`];
+  if (run.status === "stopped") return ["silent", `stopped: ${run.end_reason ?? "interrupted"}`];
   if (run.status === "running" && !run.start) return ["waiting", `waiting: ${run.waiting ?? "for the start"}`];
   if (run.status === "running") return ["running", run.end_reason ?? `live, last event ${ago}${run.waiting ? ` (${run.waiting})` : ""}`];
   if (run.status === "silent") return ["silent", `no event for ${duration(Math.round(age))}: it may have been stopped`];
   return ["waiting", "waiting for the first event"];
 }
 
-const virtual = (run) => run.clock !== "wall";
+const virtual = (run) => run.clock === "virtual";
 const moment = (run, time) => (virtual(run) ? `day ${(time / DAY).toFixed(3)}` : duration(time));
 
 // How much of the run is done, by the limit that is nearest; null if it has none.
@@ -542,7 +543,7 @@ function drawSettings(shown, run) {
   const differing = keys.filter((key) => runs.some((other) => other.config[key] !== run.config[key]));
   put("settings-title", [several, differing.length], () => (several ? `Settings that differ between the shown runs: ${differing.length}` : "Settings"));
   put("settings", [several, runs.map((item) => [item.name, item.config])], () => {
-    if (!keys.length) return html("p", { class: "nothing" }, "There is no readable config.toml in this folder.");
+    if (!keys.length) return html("p", { class: "nothing" }, "There are no readable settings in this folder.");
     if (several && !differing.length) return html("p", { class: "nothing" }, "The shown runs have the same settings.");
     return table(["Setting", ...runs.map((item) => item.name)],
       (several ? differing : keys).map((key) => [key, ...runs.map((item) => String(item.config[key] ?? "–"))]));
