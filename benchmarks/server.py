@@ -33,7 +33,7 @@ METHODS: dict[str, Callable[..., AsyncStrategy]] = {
     "fedbuff": lambda **kw: FedBuff(buffer_size=BUFFER, **kw),
     "ca2fl": lambda **kw: CA2FL(buffer_size=BUFFER, num_clients=BUFFER, **kw),
     "fedasync": FedAsync,
-    "fedfa": lambda **kw: FedFa(queue_length=BUFFER, **kw),
+    "fedfa": lambda **kw: FedFa(buffer_size=BUFFER, **kw),
     "fedavg": FedAvg,
     "fedpac": lambda **kw: FedPAC(
         head_keys=["head"], num_classes=_CLASSES, num_features=_FEATURES, **kw

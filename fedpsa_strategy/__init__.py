@@ -1,7 +1,6 @@
 """Asynchronous federated learning on Flower: FedPSA and its peers as strategies.
 
-The strategies need no torch; what does (`Probe`, `sensitivity`, `make_reply`) is imported on first
-use.
+Everything is imported on first use: the strategies need no torch, the methods no Flower either.
 """
 
 from __future__ import annotations
@@ -9,40 +8,52 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from fedpsa_strategy.probe.calibration import Calibration
-from fedpsa_strategy.probe.sketch import Sketch
-from fedpsa_strategy.server.ca2fl import CA2FL
-from fedpsa_strategy.server.clock import (
-    ConstantLatency,
-    LongTailLatency,
-    UniformLatency,
-    VirtualClock,
-    WallClock,
-)
-from fedpsa_strategy.server.fedasync import FedAsync
-from fedpsa_strategy.server.fedavg import FedAvg
-from fedpsa_strategy.server.fedbuff import FedBuff
-from fedpsa_strategy.server.fedfa import FedFa
-from fedpsa_strategy.server.fedpac import FedPAC
-from fedpsa_strategy.server.fedpsa import FedPSA
-from fedpsa_strategy.server.strategy import AsyncStrategy
-
 if TYPE_CHECKING:
     from fedpsa_strategy.client.mod import fedpsa_mod
     from fedpsa_strategy.client.reply import make_reply
+    from fedpsa_strategy.methods.base import BufferedRule, Method, Rule, Update, setting
+    from fedpsa_strategy.probe.calibration import Calibration
     from fedpsa_strategy.probe.probe import Probe
     from fedpsa_strategy.probe.sensitivity import sensitivity
+    from fedpsa_strategy.probe.sketch import Sketch
+    from fedpsa_strategy.server.clock import (
+        ConstantLatency,
+        LongTailLatency,
+        UniformLatency,
+        VirtualClock,
+        WallClock,
+    )
+    from fedpsa_strategy.server.fedpac import FedPAC
+    from fedpsa_strategy.server.fedpsa import FedPSA
+    from fedpsa_strategy.server.strategies import CA2FL, FedAsync, FedAvg, FedBuff, FedFa
+    from fedpsa_strategy.server.strategy import AsyncStrategy
 
-_NEEDS_TORCH = {
-    "Probe": "fedpsa_strategy.probe.probe",
-    "fedpsa_mod": "fedpsa_strategy.client.mod",
-    "make_reply": "fedpsa_strategy.client.reply",
-    "sensitivity": "fedpsa_strategy.probe.sensitivity",
+_PLACES = {
+    "client.mod": ("fedpsa_mod",),
+    "client.reply": ("make_reply",),
+    "methods.base": ("BufferedRule", "Method", "Rule", "Update", "setting"),
+    "probe.calibration": ("Calibration",),
+    "probe.probe": ("Probe",),
+    "probe.sensitivity": ("sensitivity",),
+    "probe.sketch": ("Sketch",),
+    "server.clock": (
+        "ConstantLatency",
+        "LongTailLatency",
+        "UniformLatency",
+        "VirtualClock",
+        "WallClock",
+    ),
+    "server.fedpac": ("FedPAC",),
+    "server.fedpsa": ("FedPSA",),
+    "server.strategies": ("CA2FL", "FedAsync", "FedAvg", "FedBuff", "FedFa"),
+    "server.strategy": ("AsyncStrategy",),
 }
+_MODULE_OF = {name: module for module, names in _PLACES.items() for name in names}
 
 __all__ = [
     "CA2FL",
     "AsyncStrategy",
+    "BufferedRule",
     "Calibration",
     "ConstantLatency",
     "FedAsync",
@@ -52,21 +63,29 @@ __all__ = [
     "FedPAC",
     "FedPSA",
     "LongTailLatency",
+    "Method",
     "Probe",
+    "Rule",
     "Sketch",
     "UniformLatency",
+    "Update",
     "VirtualClock",
     "WallClock",
     "fedpsa_mod",
     "make_reply",
     "sensitivity",
+    "setting",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    """Import what needs torch on first use."""
-    if name in _NEEDS_TORCH:
-        value = getattr(import_module(_NEEDS_TORCH[name]), name)
+    """Import on first use."""
+    if name in _MODULE_OF:
+        value = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
         globals()[name] = value
         return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -12,14 +12,9 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from torch import nn
 
 from fedpsa_strategy import (
-    CA2FL,
     AsyncStrategy,
     Calibration,
     ConstantLatency,
-    FedAsync,
-    FedAvg,
-    FedBuff,
-    FedFa,
     FedPAC,
     FedPSA,
     LongTailLatency,
@@ -29,11 +24,14 @@ from fedpsa_strategy import (
     VirtualClock,
     WallClock,
 )
+from fedpsa_strategy.methods.base import Sketched
+from fedpsa_strategy.methods.fedpac import FedPACMethod
 from fedpsa_strategy.probe.sensitivity import num_trainable
 from fedpsa_strategy.seeds import derive
 from fedpsa_strategy.server.clock import DAY, Clock, Latency
 from fedpsa_strategy.server.events import Listener
 from fedpsa_strategy.server.norm_guard import NormGuard
+from fedpsa_strategy.server.strategies import strategy_of
 from fedpsa_strategy.wire.contract import trainable_keys
 from server_app.alignment import record_alignment
 from server_app.personal import personal_accuracy
@@ -75,7 +73,7 @@ def build_experiment(settings: Settings, listeners: Sequence[Listener]) -> Exper
         "num_clients": settings.num_clients,
         "seed": settings.seed,
         "lr_decay": settings.lr_decay,
-        "lr_decay_per_upload": settings.buffer_size if settings.lr_decay_per == "upload" else None,
+        "lr_decay_per_upload": _uploads_per_version(settings),
         "deadline": settings.virtual_days * DAY or None if settings.clock == "virtual" else None,
         "time_limit": settings.time_limit or None,
         "target_accuracy": settings.target_accuracy or None,
@@ -97,13 +95,13 @@ def build_experiment(settings: Settings, listeners: Sequence[Listener]) -> Exper
         "batch-size": settings.batch_size,
     }
     strategy = make_strategy(settings, task, model, config, common)
-    if settings.alignment_every and settings.strategy == "fedpsa":
+    if every := getattr(settings.method, "alignment_every", 0):
         record_alignment(
             strategy,
             model,
             as_shard(task.test_data(), "test_data"),
             task.loss,
-            every=settings.alignment_every,
+            every=every,
             seed=derive(settings.seed, "alignment"),
         )
     return Experiment(
@@ -114,73 +112,46 @@ def build_experiment(settings: Settings, listeners: Sequence[Listener]) -> Exper
     )
 
 
+def _uploads_per_version(settings: Settings) -> int | None:
+    """Return in which units of uploads the learning rate decays, if it decays by them."""
+    if settings.lr_decay_per != "upload":
+        return None
+    return int(getattr(settings.method, "buffer_size", settings.buffer_size))
+
+
 def make_strategy(
     settings: Settings, task: LearningTask, model: nn.Module, config: Config, common: Config
 ) -> AsyncStrategy:
     """Return the strategy; FedPSA adds what its clients need to the train config."""
-    match settings.strategy:
-        case "fedpsa":
-            probe = make_probe(settings, task, model)
-            config |= probe.config(settings.calibration_transport)
-            as_arrays = settings.calibration_transport == "arrays"
-            return FedPSA(
-                sketch_fn=probe.sketch_fn(model),
-                buffer_size=settings.buffer_size,
-                queue_size=settings.queue_size,
-                gamma=settings.gamma,
-                delta=settings.delta,
-                thermometer=settings.thermometer,
-                calibration_arrays=probe.arrays() if as_arrays else None,
-                audit_fraction=settings.audit_fraction,
-                audit_tolerance=settings.audit_tolerance,
-                **common,
-            )
-        case "fedavg":
-            return FedAvg(**common)
-        case "fedasync":
-            return FedAsync(
-                mixing=settings.mixing,
-                staleness=settings.staleness,
-                staleness_exponent=settings.staleness_exponent,
-                hinge_slope=settings.hinge_slope,
-                hinge_threshold=settings.hinge_threshold,
-                proximal=settings.proximal,
-                **common,
-            )
-        case "fedbuff":
-            return FedBuff(
-                buffer_size=settings.buffer_size,
-                server_lr=settings.server_lr,
-                staleness_exponent=settings.staleness_exponent,
-                **common,
-            )
-        case "ca2fl":
-            on_disk = settings.memory == "file"
-            return CA2FL(
-                buffer_size=settings.buffer_size,
-                server_lr=settings.server_lr,
-                memory_path=Path(settings.run_dir) / "ca2fl-memory.bin" if on_disk else None,
-                **common,
-            )
-        case "fedfa":
-            return FedFa(queue_length=settings.buffer_size, **common)
-        case "fedpac":
-            head = getattr(model, "head", None)
-            if not isinstance(head, nn.Linear) or not hasattr(model, "encoder"):
-                raise ValueError("FedPAC needs a model with an `encoder` and a linear `head`")
-            if not isinstance(task, DatasetTask):
-                shard = as_shard(task.test_data(), "test_data")
-                check_cross_entropy(model, shard, task.loss, "strategy='fedpac'")
-            return FedPAC(
-                head_keys=[f"head.{name}" for name, _ in head.named_parameters()],
-                num_classes=head.out_features,
-                num_features=head.in_features,
-                alignment=settings.alignment,
-                head_lr=settings.head_lr,
-                head_epochs=settings.head_epochs,
-                **common,
-            )
-    raise ValueError(f"there is no strategy {settings.strategy!r}")
+    method = settings.method
+    config |= method.client_config()
+    if isinstance(method, Sketched):
+        probe = make_probe(method, task, model)
+        config |= probe.config(method.calibration_transport)
+        as_arrays = method.calibration_transport == "arrays"
+        return FedPSA(
+            method=method,
+            sketch_fn=probe.sketch_fn(model),
+            calibration_arrays=probe.arrays() if as_arrays else None,
+            **common,
+        )
+    if isinstance(method, FedPACMethod):
+        head = getattr(model, "head", None)
+        if not isinstance(head, nn.Linear) or not hasattr(model, "encoder"):
+            raise ValueError("FedPAC needs a model with an `encoder` and a linear `head`")
+        if not isinstance(task, DatasetTask):
+            shard = as_shard(task.test_data(), "test_data")
+            check_cross_entropy(model, shard, task.loss, "strategy='fedpac'")
+        return FedPAC(
+            method=method,
+            head_keys=[f"head.{name}" for name, _ in head.named_parameters()],
+            num_classes=head.out_features,
+            num_features=head.in_features,
+            **common,
+        )
+    on_disk = method.remembers_clients and getattr(method, "memory", "ram") == "file"
+    path = Path(settings.run_dir) / f"{method.name}-memory.bin" if on_disk else None
+    return strategy_of(type(method))(method=method, memory_path=path, **common)
 
 
 def make_clock(settings: Settings) -> Clock:
@@ -213,29 +184,29 @@ def make_task(settings: Settings) -> LearningTask:
     )
 
 
-def make_probe(settings: Settings, task: LearningTask, model: nn.Module) -> Probe:
+def make_probe(method: Sketched, task: LearningTask, model: nn.Module) -> Probe:
     """Return the probe with which server and clients sketch models."""
     shard = as_shard(task.test_data(), "test_data")
-    if settings.calibration == "gaussian":
+    if method.calibration == "gaussian":
         return Probe.gaussian(
             model,
             **calibration_recipe(model, shard),
-            size=settings.calibration_size,
-            seed=settings.calibration_seed,
-            dim=settings.sketch_dim,
-            sketch_seed=settings.sketch_seed,
-            kind=settings.sketch_kind,
-            signal=settings.signal,
+            size=method.calibration_size,
+            seed=method.calibration_seed,
+            dim=method.sketch_dim,
+            sketch_seed=method.sketch_seed,
+            kind=method.sketch_kind,
+            signal=method.signal,
             loss_fn=task.loss,
         )
     # The test split is all the data the server has; the batch is never trained on.
-    generator = np.random.Generator(np.random.Philox(settings.calibration_seed))
-    size = min(settings.calibration_size, len(shard))
+    generator = np.random.Generator(np.random.Philox(method.calibration_seed))
+    size = min(method.calibration_size, len(shard))
     chosen = generator.choice(len(shard), size, replace=False)
     calibration = Calibration.real(shard.x[chosen].numpy(), shard.y[chosen].numpy())
-    kind: Any = settings.sketch_kind
-    sketch = Sketch(num_trainable(model), settings.sketch_dim, settings.sketch_seed, kind)
-    return Probe(calibration, sketch, settings.signal, task.loss)
+    kind: Any = method.sketch_kind
+    sketch = Sketch(num_trainable(model), method.sketch_dim, method.sketch_seed, kind)
+    return Probe(calibration, sketch, method.signal, task.loss)
 
 
 def make_evaluate_fn(

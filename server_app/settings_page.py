@@ -1,51 +1,99 @@
-"""The settings reference, generated: `python -m server_app.settings_page > docs/SETTINGS.md`."""
+"""The settings reference, generated: `python -m server_app.settings_page > docs/SETTINGS.md`.
+
+With `--pyproject` it rewrites the run config in pyproject.toml.
+"""
 
 from __future__ import annotations
 
-import inspect
+import json
 import re
-from dataclasses import fields
+import sys
+import textwrap
+from collections.abc import Iterator
+from dataclasses import Field, fields
+from pathlib import Path
+from typing import Any
 
-from server_app.settings import Settings, describe_range, key_of
+from fedpsa_strategy.checks import describe_range, key_of
+from fedpsa_strategy.methods.registry import readers
+from server_app.settings import Settings
 
 _HEAD = """# Settings
 
-Every setting of a run, generated from `server_app/settings.py`. Change any of them with
-`flwr run . --run-config "key=value ..."`, or with `--set key=value` of our own commands; strings
-are quoted in a run config. Impossible values and combinations are refused before the first message.
+Every setting of a run, generated from `server_app/settings.py` and the methods. Change any of them
+with `flwr run . --run-config "key=value ..."`, or with `--set key=value` of our own commands;
+strings are quoted in a run config. Impossible values and combinations are refused before the first
+message.
 """
+# The setting with which each group begins.
+_GROUPS = {
+    "strategy": "What is trained",
+    "lr": "Local training",
+    "fraction_train": "Who works when",
+    "num_server_rounds": "When it ends, and what is looked at on the way",
+    "buffer_size": "The methods",
+    "min_nodes": "Nodes that fail",
+    "checkpoint_versions": "Checkpoints",
+    "run_dir": "Places",
+}
+_PYPROJECT = "pyproject.toml"
+_TABLE = "[tool.flwr.app.config]\n"
 
 
 def settings_page() -> str:
     """Return the page."""
-    headings = _headings()
     lines = [_HEAD]
-    for item in fields(Settings):
-        if item.name in headings:
-            lines += [f"## {headings[item.name]}\n", "| key | default | allowed | meaning |"]
+    for item, heading in _in_groups():
+        if heading:
+            lines += ["", f"## {heading}", "", "| key | default | allowed | meaning |"]
             lines += ["|---|---|---|---|"]
-        default = repr(item.default).replace("True", "true").replace("False", "false")
-        allowed = describe_range(item.metadata)
-        lines.append(
-            f"| `{key_of(item.name)}` | `{default}` | {allowed} | {item.metadata['meaning']} |"
-        )
-        following = _after(item.name)
-        if following is None or following in headings:
-            lines.append("")
-    return "\n".join(lines).rstrip("\n") + "\n"
+        default, allowed = _toml(item.default).replace('"', "'"), describe_range(item.metadata)
+        lines.append(f"| `{key_of(item.name)}` | `{default}` | {allowed} | {_meaning(item)} |")
+    return "\n".join(lines).replace("\n\n\n", "\n\n") + "\n"
 
 
-def _after(name: str) -> str | None:
-    names = [item.name for item in fields(Settings)]
-    place = names.index(name) + 1
-    return names[place] if place < len(names) else None
+def run_config_table() -> str:
+    """Return the table of pyproject.toml that declares the run config to Flower."""
+    lines = []
+    for item, heading in _in_groups():
+        if heading:
+            lines += ["", f"# --- {heading} ---"]
+        meaning = _meaning(item)
+        if item.metadata["choices"]:
+            meaning += f" ({', '.join(item.metadata['choices'])})"
+        lines += [f"# {line}" for line in textwrap.wrap(meaning, 98)]
+        lines.append(f"{key_of(item.name)} = {_toml(item.default)}")
+    return _TABLE + "\n".join(lines) + "\n"
 
 
-def _headings() -> dict[str, str]:
-    """Return the comments that head groups of settings, by the setting that follows."""
-    pattern = r"^    # (.+)\n    (\w+): \w+ = _setting"
-    return {name: text for text, name in re.findall(pattern, inspect.getsource(Settings), re.M)}
+def with_run_config(pyproject: str) -> str:
+    """Return the text of pyproject.toml with the run config as it is declared."""
+    start = pyproject.index(_TABLE)
+    following = re.search(r"^\[", pyproject[start + 1 :], re.MULTILINE)
+    end = len(pyproject) if following is None else start + 1 + following.start()
+    rest = pyproject[end:]
+    return pyproject[:start] + run_config_table() + (f"\n{rest}" if rest else "")
+
+
+def _in_groups() -> Iterator[tuple[Field[Any], str]]:
+    """Yield all settings, with the heading of the group that begins with it."""
+    for item in fields(Settings):
+        yield item, _GROUPS.get(item.name, "")
+
+
+def _meaning(item: Field[Any]) -> str:
+    """Return what a setting means, and which methods read it."""
+    meaning, methods = item.metadata["meaning"], readers().get(key_of(item.name))
+    return f"{meaning} [{', '.join(methods)}]" if methods else str(meaning)
+
+
+def _toml(value: Any) -> str:
+    return json.dumps(value)
 
 
 if __name__ == "__main__":
-    print(settings_page(), end="")
+    if "--pyproject" in sys.argv:
+        path = Path(_PYPROJECT)
+        path.write_text(with_run_config(path.read_text()))
+    else:
+        print(settings_page(), end="")

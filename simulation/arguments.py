@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import math
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from simulation.environment import ConfigValue
+
+_OWN, _METHOD_SETTINGS = "method.", "method-settings"
 
 
 def whole_number(least: int, most: int) -> Callable[[str], int]:
@@ -42,6 +44,20 @@ def setting(text: str) -> tuple[str, str]:
     if not separator or not key.strip():
         raise argparse.ArgumentTypeError(f"{text!r} is not of the form KEY=VALUE")
     return key.strip(), value.strip()
+
+
+def folded(pairs: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return settings with those of somebody's own method, ``method.KEY``, in one of them.
+
+    Flower takes only keys that an app declares; `method-settings` is declared for the others.
+    """
+    own = [f"{key.removeprefix(_OWN)}={value}" for key, value in pairs if key.startswith(_OWN)]
+    rest = [(key, value) for key, value in pairs if not key.startswith(_OWN)]
+    if not own:
+        return rest
+    given = [value for key, value in rest if key == _METHOD_SETTINGS]
+    rest = [(key, value) for key, value in rest if key != _METHOD_SETTINGS]
+    return [*rest, (_METHOD_SETTINGS, " ".join([*given, *own]))]
 
 
 def parse_value(text: str, default: ConfigValue | None = None) -> ConfigValue:

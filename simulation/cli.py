@@ -12,7 +12,7 @@ from typing import Any
 
 from server_app.places import run_name, unused
 from simulation.app_config import check_keys, default_run_config
-from simulation.arguments import parse_value, setting, share_of_gpus, whole_number
+from simulation.arguments import folded, parse_value, setting, share_of_gpus, whole_number
 from simulation.engines.grpc import run_on_processes
 from simulation.engines.ray import run_on_ray
 from simulation.environment import ConfigValue
@@ -209,7 +209,9 @@ def build_run_config(
     Refused
         If a key is unknown, or the command line contradicts itself.
     """
-    settings: RunConfig = {k: parse_value(v, defaults.get(k)) for k, v in arguments.settings}
+    settings: RunConfig = {
+        k: parse_value(v, defaults.get(k)) for k, v in folded(arguments.settings)
+    }
     check_keys(settings, defaults)
     for key, option in (("num-clients", arguments.clients), ("run-dir", arguments.run_dir)):
         if key in settings and option is not None and str(settings[key]) != str(option):

@@ -1,15 +1,36 @@
-"""What an aggregation rule is: a pure object over NumPy vectors."""
+"""What a method is: its settings, what it needs, and its rule, a pure object over NumPy vectors."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from fedpsa_strategy.checks import check_settings, key_of, setting
+
+__all__ = [
+    "Buffered",
+    "BufferedRule",
+    "Method",
+    "Row",
+    "Rule",
+    "Sketched",
+    "SketchedRule",
+    "Update",
+    "Variant",
+    "Vector",
+    "blocks",
+    "effective_number",
+    "normalised",
+    "setting",
+    "weighted_step",
+]
 
 Vector = NDArray[np.floating[Any]]
 
@@ -55,6 +76,174 @@ class Update:
     extra: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Given:
+    """What a run gives to a rule beside the method's settings.
+
+    Parameters
+    ----------
+    num_clients : int (default: 1)
+        N: all clients, also those never seen.
+    sketch : Callable[[Vector], Sequence[float]] (default: None)
+        The sketch of a global model, for methods that need one.
+    """
+
+    num_clients: int = 1
+    sketch: Callable[[Vector], Sequence[float] | NDArray[Any]] | None = None
+
+
+class Variant(NamedTuple):
+    """A method with some settings that has a name of its own in tables."""
+
+    label: str
+    colour: str
+    settings: Mapping[str, Any]
+
+
+class Row(NamedTuple):
+    """What docs/METHODS.md says of a method."""
+
+    aggregated: str = ""
+    when: str = ""
+    weight: str = ""
+    client: str = "–"
+    memory: str = "–"
+    bytes: str = "d / d"
+
+
+@dataclass(frozen=True)
+class Method:
+    """An aggregation method; its fields are its settings, declared with `setting`.
+
+    From these declarations come the names that `strategy=` takes, the run-config keys with their
+    ranges, the pages about them, the identity of an experiment's cell, and labels and colours.
+
+    Attributes
+    ----------
+    name : str
+        What `strategy=` calls it; the class's name in lower case unless it says otherwise.
+    label : str
+        What tables and figures call it; the class's name unless it says otherwise.
+    colour : str
+        Its colour in figures, such as "#2f7fc1"; empty takes one that is free.
+    rule : type[Rule]
+        Its rule.
+    rounds : bool
+        Whether it works in rounds: clients are sampled together and all of them waited for.
+    needs_sketch : bool
+        Whether clients send a sketch with every update; see `Sketched`.
+    remembers_clients : bool
+        Whether the rule has a mapping `memory` with a vector for every client.
+    client_half : str
+        "module:function" of the piece that trains at the client; empty for ordinary training.
+    needs_head : bool
+        Whether the model has to have an `encoder` and a linear `head`.
+    variants : tuple[Variant, ...]
+        Settings that tables show as a method of its own.
+    table : Row
+        Its row in docs/METHODS.md.
+    """
+
+    name: ClassVar[str] = ""
+    label: ClassVar[str] = ""
+    colour: ClassVar[str] = ""
+    rule: ClassVar[type[Rule]]
+    rounds: ClassVar[bool] = False
+    needs_sketch: ClassVar[bool] = False
+    remembers_clients: ClassVar[bool] = False
+    client_half: ClassVar[str] = ""
+    needs_head: ClassVar[bool] = False
+    variants: ClassVar[tuple[Variant, ...]] = ()
+    table: ClassVar[Row] = Row()
+
+    def __init_subclass__(cls) -> None:
+        for attribute, usual in (("name", cls.__name__.lower()), ("label", cls.__name__)):
+            if not cls.__dict__.get(attribute):
+                setattr(cls, attribute, usual)
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+    def make_rule(self, given: Given | None = None) -> Rule:
+        """Return a rule with these settings."""
+        return self.rule(self, given)
+
+    def client_config(self) -> dict[str, Any]:
+        """Return what clients are told beside the ordinary train config."""
+        return {}
+
+    def unread(self) -> dict[str, str]:
+        """Return the settings that other settings make useless, with the reason."""
+        return {}
+
+    @classmethod
+    def setting_keys(cls) -> list[str]:
+        """Return the run-config keys of its settings."""
+        return [key_of(item.name) for item in fields(cls)]
+
+
+@dataclass(frozen=True)
+class Buffered(Method):
+    """A method with a buffer."""
+
+    buffer_size: int = setting(
+        5, "K, L_s: uploads per version; FedFa: models in the window", least=1
+    )
+
+
+@dataclass(frozen=True)
+class Sketched(Method):
+    """A method whose clients send sketches: how these are made, and how far they are believed."""
+
+    needs_sketch: ClassVar[bool] = True
+
+    signal: str = setting(
+        "sensitivity",
+        "what is sketched: sensitivities, or raw parameters (ablation)",
+        choices=("sensitivity", "parameters"),
+    )
+    sketch_dim: int = setting(16, "k: length of the sketch", least=1, most=1024)
+    sketch_kind: str = setting(
+        "rademacher", "law of the projection", choices=("rademacher", "gaussian")
+    )
+    sketch_seed: int = setting(0, "seed of the projection", least=0, most=2**63 - 1)
+    calibration: str = setting(
+        "gaussian",
+        "calibration batch: Gaussian noise, or samples of the training distribution",
+        choices=("gaussian", "real"),
+    )
+    calibration_size: int = setting(64, "samples in the calibration batch", least=16, most=512)
+    calibration_seed: int = setting(0, "seed of the calibration batch", least=0, most=2**63 - 1)
+    calibration_transport: str = setting(
+        "seed",
+        "nodes draw the batch from its seed, or get it sent once (always so for real batches)",
+        choices=("seed", "arrays"),
+    )
+    alignment_every: int = setting(
+        0,
+        "record with every so many uploads how well the gradients of client and server agree on "
+        "test data; 0: never",
+        least=0,
+    )
+    audit_fraction: float = setting(
+        0.0, "share of the uploads whose sketch the server recomputes", least=0, most=1
+    )
+    audit_tolerance: float = setting(
+        0.001, "how far off, relative to its length, an audited sketch may be", least=0
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.calibration == "real" and self.calibration_transport == "seed":
+            raise ValueError(
+                "calibration='real' cannot be drawn from a seed: set calibration-transport='arrays'"
+            )
+
+    def unread(self) -> dict[str, str]:
+        """Return the settings that others make useless."""
+        return {} if self.audit_fraction else {"audit-tolerance": "audit-fraction is 0"}
+
+
 class Rule(ABC):
     """Turns a stream of updates into a sequence of global models.
 
@@ -62,6 +251,18 @@ class Rule(ABC):
     it was given, nor into one it has handed out: older versions may still be in use. Its vectors
     are the trainable parameters; of the other arrays (BatchNorm's statistics) it only says whose
     values a new version takes, and how much of each.
+
+    Its state is in its attributes: numbers, texts, None, arrays, and lists, tuples, deques,
+    mappings and dataclasses of them. They are saved and restored as they are, but for dataclasses
+    inside of lists, which come back as dicts, and tuples, which come back as lists. Names that
+    begin with an underscore, or are in `not_saved`, are no state.
+
+    Parameters
+    ----------
+    settings : Method
+        The method's settings.
+    given : Given (default: None)
+        What the run gives beside them.
 
     Attributes
     ----------
@@ -81,12 +282,21 @@ class Rule(ABC):
         How many of the last uploads may get such a weight again in a later version.
     """
 
-    synchronous: ClassVar[bool] = False
+    not_saved: ClassVar[tuple[str, ...]] = ()
     state_weights: Sequence[float] = ()
     uploads_kept: int = 0
     model: Vector
     report: dict[str, Any]
     version_report: dict[str, Any]
+
+    def __init__(self, settings: Any, given: Given | None = None) -> None:
+        self.settings = settings
+        self.given = given if given is not None else Given()
+
+    @property
+    def synchronous(self) -> bool:
+        """Whether the method works in rounds."""
+        return bool(self.settings.rounds)
 
     def start(self, model: Vector) -> None:
         """Begin from `model`, with everything else in its initial state."""
@@ -100,15 +310,116 @@ class Rule(ABC):
 
     def finish_round(self) -> Vector | None:
         """Return the new global model of a round, or None if nobody delivered."""
-        raise NotImplementedError("only synchronous rules have rounds")
+        raise NotImplementedError("only methods that work in rounds have rounds")
 
-    @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """Return all of the state: numbers, None, arrays, and lists and dicts of them."""
+        """Return all of the state as plain values: numbers, arrays, and lists and dicts of them."""
+        left_out = {*_NOT_STATE, *self.not_saved}
+        return {
+            name: _plain(value)
+            for name, value in vars(self).items()
+            if name not in left_out and not name.startswith("_")
+        }
 
-    @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
+        self.start(state["model"])
+        for name, saved in state.items():
+            setattr(self, name, _restored(getattr(self, name), saved))
+
+
+class SketchedRule(Rule):
+    """A rule that compares the sketches of clients with that of the model it holds."""
+
+    def start(self, model: Vector) -> None:
+        """Begin from `model`."""
+        super().start(model)
+        self._sketched: tuple[Vector, list[float]] | None = None
+
+    @property
+    def global_sketch(self) -> list[float]:
+        """The sketch of the current model; computed when it is first asked for."""
+        if self._sketched is None or self._sketched[0] is not self.model:
+            if self.given.sketch is None:
+                raise ValueError(f"{self.settings.label} needs a sketch of the global model")
+            sketch = np.asarray(self.given.sketch(self.model), np.float64).tolist()
+            self._sketched = (self.model, sketch)
+        return self._sketched[1]
+
+
+class BufferedRule(Rule):
+    """Collects updates until the buffer is full, then makes a version of them.
+
+    For methods with a setting `buffer_size`; a subclass writes `aggregate`.
+    """
+
+    def start(self, model: Vector) -> None:
+        """Begin from `model` with an empty buffer."""
+        super().start(model)
+        self.buffer: list[Update] = []
+
+    def add(self, update: Update) -> Vector | None:
+        """Buffer the update; aggregate when the buffer is full."""
+        self.buffer.append(update)
+        if len(self.buffer) < self.settings.buffer_size:
+            return None
+        updates, self.buffer = self.buffer, []
+        self.model = self.aggregate(updates)
+        self.state_weights = [1 / len(updates)] * len(updates)
+        return self.model
+
+    @abstractmethod
+    def aggregate(self, updates: list[Update]) -> Vector:
+        """Return the new model, made of `self.model` and a full buffer."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        super().load_state_dict(state)
+        self.buffer = [Update(**update) for update in self.buffer]  # type: ignore[arg-type]
+
+
+_NOT_STATE = {"settings", "given", "report", "version_report", "state_weights", "uploads_kept"}
+_MAPPING = "__mapping__"
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as a checkpoint can hold it."""
+    if isinstance(value, list | tuple | deque):
+        return [_plain(item) for item in value]
+    if isinstance(value, Mapping):  # JSON has no numbers as keys
+        return {_MAPPING: [[key, _plain(item)] for key, item in value.items()]}
+    if is_dataclass(value) and not isinstance(value, type):
+        return {item.name: _plain(getattr(value, item.name)) for item in fields(value)}
+    return np.asarray(value) if isinstance(value, np.ndarray) else value
+
+
+def _rich(value: Any) -> Any:
+    """Return what `_plain` was given, dataclasses as dicts and all sequences as lists."""
+    if isinstance(value, list):
+        return [_rich(item) for item in value]
+    if isinstance(value, dict):
+        if value.keys() == {_MAPPING}:
+            return {key: _rich(item) for key, item in value[_MAPPING]}
+        return {key: _rich(item) for key, item in value.items()}
+    return value
+
+
+def _restored(initial: Any, saved: Any) -> Any:
+    """Return a saved value in the form that `start` gave it."""
+    value = _rich(saved)
+    if isinstance(initial, deque):
+        return deque(value, maxlen=initial.maxlen)
+    if isinstance(initial, MutableMapping):  # which may be one on disk
+        initial.clear()
+        initial.update(value)
+        return initial
+    if is_dataclass(initial) and not isinstance(initial, type):
+        for item in fields(initial):
+            old = getattr(initial, item.name)
+            setattr(initial, item.name, _restored(old, saved[item.name]))
+        return initial
+    # The rule may go on writing into an array; that of a checkpoint may be read-only.
+    return value.copy() if isinstance(value, np.ndarray) else value
 
 
 def blocks(size: int) -> Iterator[slice]:

@@ -17,49 +17,36 @@ ICLR 2024.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import MutableMapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from fedpsa_strategy.checks import check_range
-from fedpsa_strategy.methods.base import Rule, Update, Vector, blocks
+from fedpsa_strategy.methods.base import Buffered, Given, Row, Rule, Update, Vector, blocks, setting
 
 
 class CA2FLRule(Rule):
     """The server's half of CA2FL (formula: see the module).
 
-    Parameters
+    Attributes
     ----------
-    num_clients : int
-        N; raised by itself if more clients turn up.
-    buffer_size : int (default: 5)
-        K: uploads per version.
-    server_lr : float (default: 1.0)
-        η.
-    memory : MutableMapping[int, Vector] (default: None)
-        Where the h_i live; None is a dict in memory. `fedpsa_strategy.methods.mapped_memory`
-        has one on disk.
+    memory : MutableMapping[int, Vector]
+        h_i by client: in memory, unless somebody puts another mapping in its place.
+    known_clients : int
+        N; raised by itself if more clients turn up than the run was told of.
     """
 
-    def __init__(
-        self,
-        num_clients: int,
-        buffer_size: int = 5,
-        server_lr: float = 1.0,
-        memory: MutableMapping[int, Vector] | None = None,
-    ) -> None:
-        check_range("num_clients", num_clients, least=1)
-        check_range("buffer_size", buffer_size, least=1)
-        check_range("server_lr", server_lr, above=0)
-        self.num_clients = num_clients
-        self.buffer_size = buffer_size
-        self.server_lr = server_lr
-        self.memory: MutableMapping[int, Vector] = {} if memory is None else memory
+    settings: CA2FLMethod
+
+    def __init__(self, settings: Any, given: Given | None = None) -> None:
+        super().__init__(settings, given)
+        self.memory: MutableMapping[int, Vector] = {}
 
     def start(self, model: Vector) -> None:
         """Begin from `model` with nothing remembered."""
         super().start(model)
+        self.known_clients = self.given.num_clients
         self.memory.clear()
         self.total = np.zeros(model.shape, np.float64)  # Σ h_i, in double against drift
         self.mean_before = np.zeros_like(model)  # h
@@ -68,7 +55,7 @@ class CA2FLRule(Rule):
 
     def add(self, update: Update) -> Vector | None:
         """Calibrate the update by what the client sent last; aggregate when the buffer is full."""
-        self.num_clients = max(self.num_clients, update.client + 1)
+        self.known_clients = max(self.known_clients, update.client + 1)
         last = self.memory.get(update.client)
         for part in blocks(len(self.model)):
             change = update.delta[part]
@@ -78,44 +65,49 @@ class CA2FLRule(Rule):
             self.total[part] += change
         self.memory[update.client] = update.delta
         self.buffered += 1
-        if self.buffered < self.buffer_size:
+        size = self.settings.buffer_size
+        if self.buffered < size:
             return None
 
         number = self.model.dtype.type
         model, mean = np.empty_like(self.model), np.empty_like(self.model)
         for part in blocks(len(model)):
-            direction = self.mean_before[part] + self.residual[part] / number(self.buffer_size)
-            model[part] = self.model[part] + number(self.server_lr) * direction
-            mean[part] = self.total[part] / self.num_clients
+            direction = self.mean_before[part] + self.residual[part] / number(size)
+            model[part] = self.model[part] + number(self.settings.server_lr) * direction
+            mean[part] = self.total[part] / self.known_clients
         self.model, self.mean_before = model, mean
         self.residual[:] = 0
         self.buffered = 0
-        self.state_weights = [1 / self.buffer_size] * self.buffer_size
-        weights = [self.server_lr / self.buffer_size] * self.buffer_size
-        self.version_report = {"weights": weights, "effective_number": float(self.buffer_size)}
+        self.state_weights = [1 / size] * size
+        weights = [self.settings.server_lr / size] * size
+        self.version_report = {
+            "weights": weights,
+            "effective_number": float(size),
+        }
         return self.model
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the model, the memory of all clients and the buffer."""
-        clients = sorted(self.memory)
-        return {
-            "model": self.model,
-            "num_clients": self.num_clients,
-            "clients": clients,
-            "updates": [np.asarray(self.memory[client]) for client in clients],
-            "total": self.total,
-            "mean_before": self.mean_before,
-            "residual": self.residual,
-            "buffered": self.buffered,
-        }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        self.start(state["model"])
-        self.num_clients = state["num_clients"]
-        for client, update in zip(state["clients"], state["updates"], strict=True):
-            self.memory[client] = update
-        self.total = state["total"].copy()
-        self.mean_before = state["mean_before"]
-        self.residual = state["residual"].copy()
-        self.buffered = state["buffered"]
+@dataclass(frozen=True)
+class CA2FLMethod(Buffered):
+    """Buffer of updates, corrected by the last update that the server remembers of every client."""
+
+    name = "ca2fl"
+    label = "CA2FL"
+    colour = "#139a74"
+    rule = CA2FLRule
+    remembers_clients = True
+    table = Row(
+        aggregated="updates, calibrated by each client's last one",
+        when="every K uploads",
+        weight="η/K on the residual, plus the mean of all remembered updates",
+        client="–",
+        memory="(N + 4)·d, N·d of it optionally in a memory-mapped file",
+        bytes="d / d",
+    )
+
+    server_lr: float = setting(1.0, "η: factor of the aggregated step", above=0)
+    memory: str = setting(
+        "ram",
+        "where the clients' last updates are kept, in memory or in a file of run-dir",
+        choices=("ram", "file"),
+    )

@@ -11,59 +11,23 @@ default, constant 1, or a hinge (a = 10, b = 4). Clients train with a proximal t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from fedpsa_strategy.checks import check_range
-from fedpsa_strategy.methods.base import Rule, Update, Vector, blocks
-from fedpsa_strategy.methods.staleness import check_staleness, staleness_factor
+from fedpsa_strategy.methods.base import Method, Row, Rule, Update, Vector, blocks, setting
 
 
 class FedAsyncRule(Rule):
-    """The server's half of FedAsync (formula: see the module).
+    """The server's half of FedAsync (formula: see the module)."""
 
-    Parameters
-    ----------
-    mixing : float (default: 0.6)
-        α.
-    staleness : "polynomial", "constant" or "hinge" (default: "polynomial")
-        Which s(τ).
-    staleness_exponent : float (default: 0.5)
-        a of the polynomial.
-    hinge_slope : float (default: 10.0)
-        a of the hinge.
-    hinge_threshold : float (default: 4.0)
-        b of the hinge.
-    """
-
-    def __init__(
-        self,
-        mixing: float = 0.6,
-        staleness: str = "polynomial",
-        staleness_exponent: float = 0.5,
-        hinge_slope: float = 10.0,
-        hinge_threshold: float = 4.0,
-    ) -> None:
-        check_range("mixing", mixing, above=0, most=1)
-        check_staleness(staleness, staleness_exponent, hinge_slope, hinge_threshold)
-        self.mixing = mixing
-        self.staleness = staleness
-        self.staleness_exponent = staleness_exponent
-        self.hinge_slope = hinge_slope
-        self.hinge_threshold = hinge_threshold
+    settings: FedAsyncMethod
 
     def add(self, update: Update) -> Vector | None:
         """Mix the client's model into the global one."""
-        factor = staleness_factor(
-            update.staleness,
-            self.staleness,
-            self.staleness_exponent,
-            self.hinge_slope,
-            self.hinge_threshold,
-        )
-        mixing = self.mixing * factor
+        factor = self.settings.staleness_factor(update.staleness)
+        mixing = self.settings.mixing * factor
         number = self.model.dtype.type
         model = np.empty_like(self.model)
         for part in blocks(len(model)):
@@ -75,10 +39,58 @@ class FedAsyncRule(Rule):
         self.version_report = {"weights": [mixing], "effective_number": 1.0}
         return self.model
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the model: there is no other state."""
-        return {"model": self.model}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        self.start(state["model"])
+@dataclass(frozen=True)
+class FedAsyncMethod(Method):
+    """Every upload is mixed into the model at once, the staler the less."""
+
+    name = "fedasync"
+    label = "FedAsync"
+    colour = "#c065a0"
+    rule = FedAsyncRule
+    table = Row(
+        aggregated="client models",
+        when="every upload",
+        weight="α·s(τ), afresh each time",
+        client="proximal term (ρ/2)‖y − x_start‖²",
+        memory="–",
+        bytes="d / d",
+    )
+
+    mixing: float = setting(0.6, "α: weight of a fresh upload", above=0, most=1)
+    staleness: str = setting(
+        "polynomial",
+        "law of the staleness factor",
+        choices=("polynomial", "constant", "hinge"),
+    )
+    staleness_exponent: float = setting(
+        0.5, "a in the staleness factor (1+τ)^-a; 0 is the uniform buffer", least=0
+    )
+    hinge_slope: float = setting(10.0, "a of the hinge", least=0)
+    hinge_threshold: float = setting(4.0, "b of the hinge", least=0)
+    proximal: float = setting(0.005, "ρ of the clients' proximal term", least=0)
+
+    def staleness_factor(self, staleness: int) -> float:
+        """Return s(τ).
+
+        polynomial: (1 + τ)^-a; constant: 1; hinge: 1 up to the threshold b, then
+        1 / (slope · (τ - b) + 1).
+        """
+        if self.staleness == "constant":
+            return 1.0
+        if self.staleness == "polynomial":
+            return float((1 + staleness) ** -self.staleness_exponent)
+        late = staleness - self.hinge_threshold
+        return 1.0 if late <= 0 else 1 / (self.hinge_slope * late + 1)
+
+    def client_config(self) -> dict[str, Any]:
+        """Return the weight of the clients' proximal term."""
+        return {"proximal": self.proximal}
+
+    def unread(self) -> dict[str, str]:
+        """Return the settings of the laws that were not chosen."""
+        reason = f"staleness is {self.staleness!r}"
+        of_law = {"polynomial": ["staleness-exponent"], "hinge": ["hinge-slope", "hinge-threshold"]}
+        return {
+            key: reason for law, keys in of_law.items() if law != self.staleness for key in keys
+        }

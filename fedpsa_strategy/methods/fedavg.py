@@ -10,16 +10,21 @@ Learning of Deep Networks from Decentralized Data, AISTATS 2017.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from dataclasses import dataclass
 
-from fedpsa_strategy.methods.base import Rule, Update, Vector, effective_number, weighted_step
+from fedpsa_strategy.methods.base import (
+    Method,
+    Row,
+    Rule,
+    Update,
+    Vector,
+    effective_number,
+    weighted_step,
+)
 
 
 class FedAvgRule(Rule):
     """The server's half of FedAvg (formula: see the module)."""
-
-    synchronous: ClassVar[bool] = True
 
     def start(self, model: Vector) -> None:
         """Begin from `model` with an empty round."""
@@ -47,15 +52,21 @@ class FedAvgRule(Rule):
         }
         return self.model
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the model and the round so far."""
-        return {
-            "model": self.model,
-            "deltas": [delta for delta, _ in self.round],
-            "sizes": [size for _, size in self.round],
-        }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        self.start(state["model"])
-        self.round = list(zip(state["deltas"], state["sizes"], strict=True))
+@dataclass(frozen=True)
+class FedAvgMethod(Method):
+    """Synchronous: a round waits for all of its clients."""
+
+    name = "fedavg"
+    label = "FedAvg"
+    colour = "#49a9d8"
+    rule = FedAvgRule
+    rounds = True
+    table = Row(
+        aggregated="client models",
+        when="when the whole round has answered",
+        weight="n / Σn",
+        client="–",
+        memory="m·d for a round of m",
+        bytes="d / d",
+    )

@@ -11,42 +11,26 @@ AISTATS 2022; without its differential privacy.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
 
-from fedpsa_strategy.checks import check_range
 from fedpsa_strategy.methods.base import (
+    Buffered,
+    Row,
     Rule,
     Update,
+    Variant,
     Vector,
     effective_number,
     normalised,
+    setting,
     weighted_step,
 )
 
 
 class FedBuffRule(Rule):
-    """The server's half of FedBuff (formula: see the module).
+    """The server's half of FedBuff (formula: see the module)."""
 
-    Parameters
-    ----------
-    buffer_size : int (default: 5)
-        K: uploads per version.
-    server_lr : float (default: 1.0)
-        η_g.
-    staleness_exponent : float (default: 0.5)
-        a; 0 weighs all uploads the same.
-    """
-
-    def __init__(
-        self, buffer_size: int = 5, server_lr: float = 1.0, staleness_exponent: float = 0.5
-    ) -> None:
-        check_range("buffer_size", buffer_size, least=1)
-        check_range("server_lr", server_lr, above=0)
-        check_range("staleness_exponent", staleness_exponent, least=0)
-        self.buffer_size = buffer_size
-        self.server_lr = server_lr
-        self.staleness_exponent = staleness_exponent
+    settings: FedBuffMethod
 
     def start(self, model: Vector) -> None:
         """Begin from `model` with an empty buffer."""
@@ -55,14 +39,15 @@ class FedBuffRule(Rule):
 
     def add(self, update: Update) -> Vector | None:
         """Buffer the update; aggregate when the buffer is full."""
-        factor = (1 + update.staleness) ** -self.staleness_exponent
+        size = self.settings.buffer_size
+        factor = (1 + update.staleness) ** -self.settings.staleness_exponent
         self.buffer.append((update.delta, factor))
         self.report = {"staleness_factor": factor}
-        if len(self.buffer) < self.buffer_size:
+        if len(self.buffer) < size:
             return None
 
         deltas, factors = zip(*self.buffer, strict=True)
-        weights = [self.server_lr * factor / self.buffer_size for factor in factors]
+        weights = [self.settings.server_lr * factor / size for factor in factors]
         self.model = weighted_step(self.model, weights, deltas)
         self.state_weights = normalised(weights)
         self.buffer.clear()
@@ -72,15 +57,26 @@ class FedBuffRule(Rule):
         }
         return self.model
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the model and the buffer."""
-        return {
-            "model": self.model,
-            "deltas": [delta for delta, _ in self.buffer],
-            "factors": [factor for _, factor in self.buffer],
-        }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        self.start(state["model"])
-        self.buffer = list(zip(state["deltas"], state["factors"], strict=True))
+@dataclass(frozen=True)
+class FedBuffMethod(Buffered):
+    """Buffer of updates, weighted down by staleness."""
+
+    name = "fedbuff"
+    label = "FedBuff"
+    colour = "#2f7fc1"
+    rule = FedBuffRule
+    variants = (Variant("Uniform", "#808890", {"staleness-exponent": 0.0}),)
+    table = Row(
+        aggregated="updates Δ",
+        when="every K uploads",
+        weight="η/K · (1+τ)^-½, not normalised",
+        client="–",
+        memory="K·d",
+        bytes="d / d",
+    )
+
+    server_lr: float = setting(1.0, "η: factor of the aggregated step", above=0)
+    staleness_exponent: float = setting(
+        0.5, "a in the staleness factor (1+τ)^-a; 0 is the uniform buffer", least=0
+    )

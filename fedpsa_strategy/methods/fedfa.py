@@ -13,36 +13,24 @@ share the name).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
-from fedpsa_strategy.checks import check_range
-from fedpsa_strategy.methods.base import Rule, Update, Vector, blocks
+from fedpsa_strategy.methods.base import Buffered, Row, Rule, Update, Vector, blocks
+
+_RESUM_EVERY = 50  # versions
 
 
 class FedFaRule(Rule):
-    """The server's half of FedFa (formula: see the module).
+    """The server's half of FedFa (formula: see the module)."""
 
-    Parameters
-    ----------
-    queue_length : int (default: 5)
-        K: models in the window.
-    resum_every : int (default: 50)
-        The mean is summed anew every so many versions.
-    """
-
-    def __init__(self, queue_length: int = 5, resum_every: int = 50) -> None:
-        check_range("queue_length", queue_length, least=1)
-        check_range("resum_every", resum_every, least=1)
-        self.queue_length = queue_length
-        self.resum_every = resum_every
-        self.uploads_kept = queue_length - 1
+    settings: FedFaMethod
 
     def start(self, model: Vector) -> None:
         """Begin from `model` with an empty window."""
         super().start(model)
+        self.uploads_kept = self.settings.buffer_size - 1
         self.queue: deque[Vector] = deque()
         self.since_sum = 0
 
@@ -50,25 +38,25 @@ class FedFaRule(Rule):
         """Slide the window."""
         newest = update.start + update.delta
         self.queue.append(newest)
-        if len(self.queue) < self.queue_length:
+        if len(self.queue) < self.settings.buffer_size:
             return None
-        if len(self.queue) > self.queue_length and self.since_sum < self.resum_every:
+        if len(self.queue) > self.settings.buffer_size and self.since_sum < _RESUM_EVERY:
             oldest = self.queue.popleft()
-            length = self.model.dtype.type(self.queue_length)
+            length = self.model.dtype.type(self.settings.buffer_size)
             model = np.empty_like(self.model)
             for part in blocks(len(model)):
                 model[part] = self.model[part] + (newest[part] - oldest[part]) / length
             self.model = model
             self.since_sum += 1
         else:
-            if len(self.queue) > self.queue_length:
+            if len(self.queue) > self.settings.buffer_size:
                 self.queue.popleft()
             self.model = self.mean()
             self.since_sum = 1
-        self.state_weights = [1 / self.queue_length] * self.queue_length
+        self.state_weights = [1 / self.settings.buffer_size] * self.settings.buffer_size
         self.version_report = {
             "weights": self.state_weights,
-            "effective_number": float(self.queue_length),
+            "effective_number": float(self.settings.buffer_size),
         }
         return self.model
 
@@ -82,12 +70,20 @@ class FedFaRule(Rule):
             mean[part] = total / len(self.queue)
         return mean
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the model, the window and when it was last summed."""
-        return {"model": self.model, "queue": list(self.queue), "since_sum": self.since_sum}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        self.start(state["model"])
-        self.queue.extend(state["queue"])
-        self.since_sum = state["since_sum"]
+@dataclass(frozen=True)
+class FedFaMethod(Buffered):
+    """The mean of the last few client models, renewed with every upload."""
+
+    name = "fedfa"
+    label = "FedFa"
+    colour = "#d99a00"
+    rule = FedFaRule
+    table = Row(
+        aggregated="the last K client models",
+        when="every upload once K are there",
+        weight="1/K",
+        client="–",
+        memory="K·d",
+        bytes="d / d",
+    )

@@ -19,12 +19,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedpsa_strategy.methods.base import Rule, Update, Vector, effective_number, weighted_step
+from fedpsa_strategy.methods.base import (
+    Given,
+    Method,
+    Row,
+    Rule,
+    Update,
+    Vector,
+    effective_number,
+    setting,
+    weighted_step,
+)
 
 # What a client sends beside its model, all indexed by class.
 CENTROIDS, COUNTS, FEATURES, VARIANCE = "centroids", "class-counts", "features", "variance"
@@ -47,16 +57,17 @@ class _Member:
 class FedPACRule(Rule):
     """The server's half of FedPAC (formula: see the module).
 
-    Parameters
+    Attributes
     ----------
-    head : slice (default: all)
-        Where the head lies in the model's vector.
+    head : slice
+        Where the head lies in the model's vector; all of it until somebody says.
     """
 
-    synchronous: ClassVar[bool] = True
+    not_saved = ("head",)
 
-    def __init__(self, head: slice = slice(None)) -> None:
-        self.head = head
+    def __init__(self, settings: Any, given: Given | None = None) -> None:
+        super().__init__(settings, given)
+        self.head = slice(None)
 
     def start(self, model: Vector) -> None:
         """Begin from `model` with no personal heads and no centroids."""
@@ -116,33 +127,44 @@ class FedPACRule(Rule):
         self.centroids = np.where(seen[:, None], means, self.centroids).astype(np.float32)
         self.known = self.known | seen
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the model, the heads, the centroids and the round so far."""
-        return {
-            "model": self.model,
-            "clients": sorted(self.heads),
-            "heads": [self.heads[client] for client in sorted(self.heads)],
-            "counts": [self.counts[client] for client in sorted(self.heads)],
-            "centroids": self.centroids,
-            "known": self.known,
-            "round": [
-                {
-                    "client": member.client,
-                    "model": member.model,
-                    "num_examples": member.num_examples,
-                    "extra": dict(member.extra),
-                }
-                for member in self.round
-            ],
-        }
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        self.start(state["model"])
-        self.heads = dict(zip(state["clients"], state["heads"], strict=True))
-        self.counts = dict(zip(state["clients"], state["counts"], strict=True))
-        self.centroids, self.known = state["centroids"], state["known"]
-        self.round = [_Member(**member) for member in state["round"]]
+        super().load_state_dict(state)
+        self.round = [_Member(**member) for member in self.round]  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class FedPACMethod(Method):
+    """Synchronous and personal: a shared encoder, a head for each client."""
+
+    name = "fedpac"
+    label = "FedPAC"
+    colour = "#8a6fc4"
+    rule = FedPACRule
+    rounds = True
+    client_half = "client_app.fedpac:train_fedpac"
+    needs_head = True
+    table = Row(
+        aggregated="encoders; heads per client",
+        when="when the whole round has answered",
+        weight="n / Σn; heads by a small quadratic programme",
+        client="head first, then the encoder with centroid alignment",
+        memory="m·d + N heads + centroids",
+        bytes="d + 2CF + C + 1 / d + CF + C (C classes, F features)",
+    )
+
+    alignment: float = setting(1.0, "λ: weight of the distance to the centroids", least=0)
+    head_lr: float = setting(0.1, "learning rate of the head", above=0)
+    head_epochs: int = setting(1, "epochs of the head's training", least=0)
+
+    def client_config(self) -> dict[str, Any]:
+        """Return what selects the client's half, and its settings."""
+        return {
+            "method": "fedpac",
+            "alignment": self.alignment,
+            "head-lr": self.head_lr,
+            "head-epochs": self.head_epochs,
+        }
 
 
 def head_weights(

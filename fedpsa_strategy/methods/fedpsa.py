@@ -19,34 +19,42 @@ import math
 import operator
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
+from fedpsa_strategy.methods.base import (
+    Buffered,
+    Row,
+    Sketched,
+    SketchedRule,
+    Update,
+    Vector,
+    effective_number,
+    setting,
+    weighted_step,
+)
 
-from fedpsa_strategy.checks import check_range
-from fedpsa_strategy.methods.base import Rule, Update, Vector, effective_number, weighted_step
 
-
+@dataclass
 class Thermometer:
     """The training thermometer: how large updates are, relative to the beginning.
 
     Parameters
     ----------
-    queue_size : int
-        L_q: over how many uploads the squared norm is averaged.
     gamma : float
         γ: how much of the temperature follows the norms.
     delta : float
         δ: the temperature's floor.
+    queue : deque[float]
+        The last L_q squared norms; its `maxlen` is L_q.
+    reference : float | None (default: None)
+        M0: their mean when the queue was first full.
     """
 
-    def __init__(self, queue_size: int, gamma: float, delta: float) -> None:
-        self.gamma = gamma
-        self.delta = delta
-        self.queue: deque[float] = deque(maxlen=queue_size)
-        self.reference: float | None = None
+    gamma: float
+    delta: float
+    queue: deque[float]
+    reference: float | None = None
 
     def push(self, squared_norm: float) -> None:
         """Record one upload's ||Δ||²."""
@@ -70,69 +78,26 @@ class Thermometer:
             return math.fsum(norm / len(self.queue) for norm in self.queue)
 
 
-class FedPSARule(Rule):
-    """The server's half of FedPSA (formula: see the module).
+class FedPSARule(SketchedRule):
+    """The server's half of FedPSA (formula: see the module)."""
 
-    Parameters
-    ----------
-    sketch : Callable[[Vector], Sequence[float]]
-        s~ of a global model; called once per version.
-    buffer_size : int (default: 5)
-        L_s: uploads per version.
-    queue_size : int (default: 50)
-        L_q: length of the thermometer's queue.
-    gamma : float (default: 5.0)
-        γ of the temperature.
-    delta : float (default: 0.5)
-        δ of the temperature.
-    thermometer : bool (default: True)
-        False is the ablation without thermometer: no queue, no warm-up, Temp = 1.
-    """
-
-    def __init__(
-        self,
-        sketch: Callable[[Vector], Sequence[float] | NDArray[Any]],
-        buffer_size: int = 5,
-        queue_size: int = 50,
-        gamma: float = 5.0,
-        delta: float = 0.5,
-        thermometer: bool = True,
-    ) -> None:
-        check_range("buffer_size", buffer_size, least=1)
-        check_range("queue_size", queue_size, least=1)
-        check_range("gamma", gamma, least=0)
-        check_range("delta", delta, least=0)
-        if gamma + delta == 0:
-            raise ValueError("gamma and delta must not both be 0: the temperature would be 0")
-        self.sketch = sketch
-        self.buffer_size = buffer_size
-        self.queue_size = queue_size
-        self.gamma = gamma
-        self.delta = delta
-        self.use_thermometer = thermometer
+    settings: FedPSAMethod
 
     def start(self, model: Vector) -> None:
         """Begin from `model` with an empty buffer and a cold thermometer."""
         super().start(model)
         self.buffer: list[tuple[Vector, float]] = []
-        self.thermometer = Thermometer(self.queue_size, self.gamma, self.delta)
-        self._global_sketch: list[float] | None = None
-
-    @property
-    def global_sketch(self) -> list[float]:
-        """s~_global of the current model."""
-        if self._global_sketch is None:
-            self._global_sketch = np.asarray(self.sketch(self.model), np.float64).tolist()
-        return self._global_sketch
+        own = self.settings
+        self.thermometer = Thermometer(own.gamma, own.delta, deque(maxlen=own.queue_size))
 
     def add(self, update: Update) -> Vector | None:
         """Buffer the update; aggregate when the buffer is full."""
         kappa = cosine(update.metrics["sketch"], self.global_sketch)
         self.buffer.append((update.delta, kappa))
         self.thermometer.push(update.squared_norm)
-        temperature = self.thermometer.temperature if self.use_thermometer else 1.0
+        temperature = self.thermometer.temperature if self.settings.thermometer else 1.0
         self.report = {"kappa": kappa, "temperature": temperature}
-        if len(self.buffer) < self.buffer_size:
+        if len(self.buffer) < self.settings.buffer_size:
             return None
 
         deltas, kappas = zip(*self.buffer, strict=True)
@@ -140,7 +105,6 @@ class FedPSARule(Rule):
         self.model = weighted_step(self.model, weights, deltas)
         self.state_weights = weights
         self.buffer.clear()
-        self._global_sketch = None
         self.version_report = {
             "temperature": temperature,
             "kappas": list(kappas),
@@ -149,22 +113,41 @@ class FedPSARule(Rule):
         }
         return self.model
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the model, the buffer and the thermometer."""
-        return {
-            "model": self.model,
-            "deltas": [delta for delta, _ in self.buffer],
-            "kappas": [kappa for _, kappa in self.buffer],
-            "queue": list(self.thermometer.queue),
-            "reference": self.thermometer.reference,
-        }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        self.start(state["model"])
-        self.buffer = list(zip(state["deltas"], state["kappas"], strict=True))
-        self.thermometer.queue.extend(state["queue"])
-        self.thermometer.reference = state["reference"]
+@dataclass(frozen=True)
+class FedPSAMethod(Sketched, Buffered):
+    """Buffer of updates, weighted by how similarly client and server respond to a batch.
+
+    A thermometer sharpens the weights as training settles.
+    """
+
+    name = "fedpsa"
+    label = "FedPSA"
+    colour = "#d1480f"
+    rule = FedPSARule
+    table = Row(
+        aggregated="updates Δ",
+        when="every K = L_s uploads",
+        weight="softmax(κ / Temp), κ = cosine of sensitivity sketches; uniform while warming up",
+        client="sensitivity and sketch after training",
+        memory="K·d + L_q numbers",
+        bytes="d + k / d",
+    )
+
+    queue_size: int = setting(50, "L_q: length of the thermometer's queue", least=1)
+    gamma: float = setting(5.0, "γ: weight of the update norms in the temperature", least=0)
+    delta: float = setting(0.5, "δ: floor of the temperature", least=0)
+    thermometer: bool = setting(True, "false: the ablation with constant temperature 1")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.gamma + self.delta == 0:
+            raise ValueError("gamma=0 and delta=0 make the temperature 0: raise one of them")
+
+    def unread(self) -> dict[str, str]:
+        """Return the settings of a thermometer that is switched off, and others."""
+        keys = () if self.thermometer else ("queue-size", "gamma", "delta")
+        return super().unread() | dict.fromkeys(keys, "thermometer is false")
 
 
 def cosine(a: Sequence[float], b: Sequence[float]) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,14 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from fedpsa_strategy.checks import check_range
 from fedpsa_strategy.errors import InvalidReplyError
 from fedpsa_strategy.methods.base import Vector
-from fedpsa_strategy.methods.fedpac import CENTROIDS, COUNTS, FEATURES, VARIANCE, FedPACRule
+from fedpsa_strategy.methods.fedpac import (
+    CENTROIDS,
+    COUNTS,
+    FEATURES,
+    VARIANCE,
+    FedPACMethod,
+    FedPACRule,
+)
 from fedpsa_strategy.server.strategy import AsyncStrategy, Task
 from fedpsa_strategy.wire.layout import States, read_array
 from fedpsa_strategy.wire.replies import TrainReply
@@ -36,14 +43,11 @@ class FedPAC(AsyncStrategy):
         Number of classes.
     num_features : int
         Length of the encoder's output.
-    alignment : float (default: 1.0)
-        λ: weight of the distance to the centroids in the clients' loss.
-    head_lr : float (default: 0.1)
-        Learning rate of the head's training.
-    head_epochs : int (default: 1)
-        Its epochs.
+    method : FedPACMethod (default: None)
+        The method; None makes one from the keyword arguments that are its settings.
     **kwargs : Any
-        See `AsyncStrategy`.
+        Settings of `FedPACMethod` (`alignment`, `head_lr`, `head_epochs`), and arguments of
+        `AsyncStrategy`.
     """
 
     def __init__(
@@ -52,24 +56,20 @@ class FedPAC(AsyncStrategy):
         head_keys: Sequence[str],
         num_classes: int,
         num_features: int,
-        alignment: float = 1.0,
-        head_lr: float = 0.1,
-        head_epochs: int = 1,
+        method: FedPACMethod | None = None,
         **kwargs: Any,
     ) -> None:
         check_range("num_classes", num_classes, least=1)
         check_range("num_features", num_features, least=1)
-        check_range("alignment", alignment, least=0)
-        check_range("head_lr", head_lr, above=0)
-        check_range("head_epochs", head_epochs, least=0)
-        self._fedpac = FedPACRule()
+        if method is None:
+            own = {item.name for item in fields(FedPACMethod)} & kwargs.keys()
+            method = FedPACMethod(**{name: kwargs.pop(name) for name in own})
+        self.method = method
+        self._fedpac = FedPACRule(self.method)
         super().__init__(rule=self._fedpac, **kwargs)
         self.head_keys = list(head_keys)
         self.num_classes = num_classes
         self.num_features = num_features
-        self.alignment = alignment
-        self.head_lr = head_lr
-        self.head_epochs = head_epochs
 
     def begin(self, arrays: ArrayRecord, node_ids: Iterable[int] = ()) -> None:
         """Set up a new run; refuses a model without an encoder and a head."""
@@ -96,10 +96,7 @@ class FedPAC(AsyncStrategy):
     def task_config(self, task: Task, config: ConfigRecord) -> ConfigRecord:
         """Return the config of a train message, with what selects the client's half."""
         record = super().task_config(task, config)
-        record["method"] = "fedpac"
-        record["alignment"] = self.alignment
-        record["head-lr"] = self.head_lr
-        record["head-epochs"] = self.head_epochs
+        record.update(self.method.client_config())
         return record
 
     def task_records(

@@ -5,16 +5,16 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from dataclasses import fields
+from typing import Any, cast
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from numpy.typing import NDArray
 
-from fedpsa_strategy.checks import check_range
 from fedpsa_strategy.errors import DivergedError, ForgeryError, InvalidReplyError
-from fedpsa_strategy.methods.base import Vector
-from fedpsa_strategy.methods.fedpsa import FedPSARule
+from fedpsa_strategy.methods.base import Given, Sketched, SketchedRule, Vector
+from fedpsa_strategy.methods.fedpsa import FedPSAMethod
 from fedpsa_strategy.seeds import uniform
 from fedpsa_strategy.server.plausible import check_sketch_length, is_suspicious
 from fedpsa_strategy.server.strategy import AsyncStrategy, Task
@@ -38,58 +38,39 @@ class FedPSA(AsyncStrategy):
         as the clients'; called once per version. That of a `fedpsa_strategy.Probe` also tells
         clients how (its `client_config()` is added to a train config that lacks it) and which
         arrays are trainable.
-    buffer_size : int (default: 5)
-        L_s: uploads per version.
-    queue_size : int (default: 50)
-        L_q: length of the thermometer's queue.
-    gamma : float (default: 5.0)
-        γ: how much of the temperature follows the size of the updates.
-    delta : float (default: 0.5)
-        δ: the temperature's floor.
-    thermometer : bool (default: True)
-        False: no warm-up, and a constant temperature of 1.
+    method : Sketched (default: None)
+        Another method that needs sketches; None is FedPSA.
     calibration_arrays : ArrayRecord (default: None)
         The calibration batch, for nodes that cannot draw it themselves: sent to every node once,
         and again after a failure (the node may have lost it).
-    audit_fraction : float (default: 0.0)
-        Share of the uploads whose sketch is recomputed from the update that came with it. A client
-        whose sketch is not reproducible is rejected and left out for a while. Costs one sensitivity
-        and sketch on the server for each audited upload.
-    audit_tolerance : float (default: 0.001)
-        How far, relative to its length, a sketch may be off: rounding differs between devices.
     **kwargs : Any
-        See `AsyncStrategy`.
+        Settings of `FedPSAMethod` (`buffer_size`, `queue_size`, `gamma`, `delta`, `thermometer`,
+        `audit_fraction`, ...), and arguments of `AsyncStrategy`.
     """
 
     def __init__(
         self,
         *,
         sketch_fn: Callable[[ArrayRecord], Sequence[float] | NDArray[Any]],
-        buffer_size: int = 5,
-        queue_size: int = 50,
-        gamma: float = 5.0,
-        delta: float = 0.5,
-        thermometer: bool = True,
+        method: Sketched | None = None,
         calibration_arrays: ArrayRecord | None = None,
-        audit_fraction: float = 0.0,
-        audit_tolerance: float = 1e-3,
         **kwargs: Any,
     ) -> None:
-        check_range("audit_fraction", audit_fraction, least=0, most=1)
-        check_range("audit_tolerance", audit_tolerance, least=0)
-        self.audit_fraction = audit_fraction
-        self.audit_tolerance = audit_tolerance
+        if method is None:
+            own = {item.name for item in fields(FedPSAMethod)} & kwargs.keys()
+            method = FedPSAMethod(**{name: kwargs.pop(name) for name in own})
+        self.method = method
+        self.audit_fraction = method.audit_fraction
+        self.audit_tolerance = method.audit_tolerance
         self.sketch_fn = sketch_fn
         if (keys := getattr(sketch_fn, "trainable_keys", None)) is not None:
             kwargs.setdefault("trainable", keys())
         self.calibration_arrays = calibration_arrays
         self._client_config: Mapping[str, Any] | None = None  # made when it is needed
         self._equipped: set[int] = set()  # nodes that have the calibration batch
-        rule = FedPSARule(
-            self._sketch_model, buffer_size, queue_size, gamma, delta, thermometer=thermometer
-        )
+        rule = method.make_rule(Given(kwargs.get("num_clients") or 1, self._sketch_model))
         super().__init__(rule=rule, **kwargs)
-        self._rule = rule
+        self._rule = cast(SketchedRule, rule)
 
     def begin(self, arrays: ArrayRecord, node_ids: Iterable[int] = ()) -> None:
         """Set up a new run; refuses an unusable sketch_fn before the first message."""

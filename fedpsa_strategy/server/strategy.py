@@ -484,9 +484,7 @@ class AsyncStrategy(Strategy):
         log.info("\t├──> Clients kept busy: %s", busy)
         log.info("\t├──> Clock: %r", self.clock)
         log.info("\t├──> Federated evaluation: %.0f%% of the nodes", 100 * self.fraction_evaluate)
-        settings = {k: v for k, v in vars(self.rule).items() if isinstance(v, int | float | str)}
-        listed = ", ".join(f"{key}={value}" for key, value in settings.items())
-        log.info("\t└──> %s(%s)", type(self.rule).__name__, listed)
+        log.info("\t└──> %r", self.rule.settings)
 
     # --- For the loop, and for strategies built on this one ------------------------------------
 

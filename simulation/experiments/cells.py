@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from server_app.settings import MAY_CHANGE, PAPER_DEFAULTS, READ_BY, Settings
+from fedpsa_strategy.methods import registry
+from fedpsa_strategy.methods.base import Method
+from server_app.settings import MAY_CHANGE, PAPER_DEFAULTS, Settings
 from simulation.environment import ConfigValue
 
 Label = str | int | float
@@ -17,16 +19,18 @@ RunConfig = dict[str, ConfigValue]
 CONTROL = "Uniform"
 """The method that weighs all uploads alike; what a weighting is worth is its distance to it."""
 
-METHODS: dict[str, RunConfig] = {
-    "FedPSA": {"strategy": "fedpsa"},
-    "FedBuff": {"strategy": "fedbuff"},
-    "CA2FL": {"strategy": "ca2fl"},
-    "FedAsync": {"strategy": "fedasync"},
-    "FedFa": {"strategy": "fedfa"},
-    "FedAvg": {"strategy": "fedavg"},
-    "FedPAC": {"strategy": "fedpac"},
-    CONTROL: {"strategy": "fedbuff", "staleness-exponent": 0.0},
-}
+
+def run_configs(*methods: type[Method]) -> dict[str, RunConfig]:
+    """Return what methods and their variants are in the run config, by label."""
+    plain = {method.label: {"strategy": method.name} for method in methods}
+    return plain | {
+        variant.label: {"strategy": method.name, **variant.settings}
+        for method in methods
+        for variant in method.variants
+    }
+
+
+METHODS: dict[str, RunConfig] = run_configs(*registry.METHODS.values())
 """What the methods of the tables are in the run config."""
 
 # Raise it when a change of the code makes runs of before worthless: all cells are then run again.
@@ -57,11 +61,14 @@ class Cell:
         What is run, with nothing left to the task (see `server_app.task_defaults`).
     source : str (default: "")
         The hash of an own task's file, which is another task when it changes.
+    method_source : str (default: "")
+        The same of somebody's own method.
     """
 
     labels: Mapping[str, Label]
     settings: Settings
     source: str = ""
+    method_source: str = ""
 
     def __post_init__(self) -> None:
         if not self.settings.is_resolved:
@@ -76,8 +83,13 @@ class Cell:
         # does not make all finished runs strangers.
         decisive = {key: values[key] for key in keys if values[key] != usual[key]}
         identity = {"format": _FORMAT, **decisive}
+        if "method-settings" in decisive:  # however they were written
+            decisive_settings = self.settings.decisive_method_settings
+            identity |= {"method-settings": decisive_settings} if decisive_settings else {}
         if self.source:
             identity["task-source"] = self.source
+        if self.method_source:
+            identity["method-source"] = self.method_source
         text = json.dumps(identity, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -103,6 +115,7 @@ class Cell:
 def decisive_keys(settings: Settings) -> set[str]:
     """Return the keys of the settings that decide the outcome of a run."""
     by_upload = settings.lr_decay_per == "upload"
+    read_by = registry.readers()
 
     def matters(key: str) -> bool:
         if key in WITHOUT_EFFECT:
@@ -111,7 +124,7 @@ def decisive_keys(settings: Settings) -> set[str]:
             return True
         if key == "evaluate-every" and settings.evaluate_interval:
             return False
-        return settings.strategy in READ_BY.get(key, (settings.strategy,))
+        return settings.strategy in read_by.get(key, (settings.strategy,))
 
     return {key for key in settings.to_run_config() if matters(key)}
 

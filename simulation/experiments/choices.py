@@ -7,10 +7,10 @@ import importlib.util
 import re
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from simulation.app_config import check_keys
-from simulation.arguments import parse_value, setting, whole_number
+from simulation.arguments import folded, parse_value, setting, whole_number
 from simulation.errors import Refused
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def add_choices(parser: argparse.ArgumentParser) -> None:
         "--methods",
         type=_names,
         metavar="A,B",
-        help="methods to compare (default: the experiment's own)",
+        help="methods to compare, those of others as module:Class (default: the experiment's own)",
     )
     parser.add_argument(
         "--seeds",
@@ -106,17 +106,13 @@ def read_options(arguments: argparse.Namespace) -> Options:
         For datasets, methods or settings that do not exist.
     """
     from server_app.settings import Settings
-    from simulation.experiments.cells import METHODS
     from simulation.experiments.options import Options
 
-    known = {name.lower(): name for name in METHODS}
     methods = None
     if arguments.methods is not None:
-        methods = tuple(
-            _one_of(known, name.lower(), "method", METHODS) for name in arguments.methods
-        )
+        methods = tuple(_method(name) for name in arguments.methods)
     defaults = Settings().to_run_config()
-    extra = {key: parse_value(text, defaults.get(key)) for key, text in arguments.settings}
+    extra = {key: parse_value(text, defaults.get(key)) for key, text in folded(arguments.settings)}
     check_keys(extra, defaults)
     return Options(
         datasets=tuple(_dataset(name) for name in arguments.datasets),
@@ -157,10 +153,32 @@ def label(text: str) -> str:
     return text
 
 
-def _one_of(known: dict[str, str], name: str, what: str, names: Any) -> str:
-    if name not in known:
-        raise Refused(f"There is no {what} {name!r}; there are {', '.join(names)}.")
-    return known[name]
+def _method(name: str) -> str:
+    """Return the label of a method: one of ours, an installed one, or module:Class.
+
+    Raises
+    ------
+    Refused
+        If there is no such method.
+    """
+    from fedpsa_strategy.methods.registry import MethodError, find_method
+    from simulation.experiments.cells import METHODS
+
+    known = {label.lower(): label for label in METHODS}
+    if name.lower() in known:
+        return known[name.lower()]
+    try:
+        label = find_method(name).label
+    except MethodError as error:
+        if ":" in name:
+            raise Refused(f"{error}.") from None
+        raise Refused(
+            f"There is no method {name!r}; there are {', '.join(METHODS)}, and methods of others as"
+            " module:Class."
+        ) from None
+    label = name if label in METHODS else label
+    METHODS[label] = {"strategy": name}
+    return label
 
 
 def _dataset(name: str) -> str:

@@ -19,8 +19,6 @@ SECONDS_PER_UPLOAD = {
 }
 STARTUP_SECONDS = 6.0
 
-_SYNCHRONOUS = ("fedavg", "fedpac")
-
 
 def expected_uploads(cell: Cell) -> float:
     """Return how many uploads a run will see.
@@ -39,7 +37,7 @@ def expected_uploads(cell: Cell) -> float:
         latency = law(low=settings.latency_min, high=settings.latency_max)
         times = [latency.quantile((i + 0.5) / num) for i in range(num)]
     duration = settings.virtual_days * DAY
-    if settings.strategy in _SYNCHRONOUS:
+    if settings.method.rounds:
         slowest = times[min(num - 1, int(num * busy / (busy + 1)))]
         return duration / slowest * busy
     if busy >= num:

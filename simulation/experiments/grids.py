@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from itertools import product
 
+from fedpsa_strategy.methods.registry import find_method
 from server_app.settings import DATASETS
 from simulation.experiments.cells import CONTROL, METHODS, OWN_SPLIT, Cell, Label, RunConfig
 from simulation.experiments.options import Options
@@ -35,7 +36,7 @@ VARIANTS: dict[str, RunConfig] = {
 # Enough pairs for a correlation, few enough for a small file.
 _PAIRS = 2000
 _UPLOADS_PER_DAY = 3600  # with the paper's clients, concurrency and response times
-# FedPAC needs an encoder before the head, which this dataset's single layer lacks.
+# Some methods need an encoder before the head, which this dataset's single layer lacks.
 _WITHOUT_ENCODER = ("fmnist",)
 
 
@@ -136,7 +137,8 @@ def _methods(
     chosen = methods if fixed or options.methods is None else options.methods
     for places in _places(options, alphas):
         for method in chosen:
-            if method == "FedPAC" and not _has_encoder(str(places["dataset"])):
+            needs_head = find_method(str(METHODS[method]["strategy"])).needs_head
+            if needs_head and not _has_encoder(str(places["dataset"])):
                 continue
             yield options.cell(
                 {"method": method, **places, **(labels or {})},

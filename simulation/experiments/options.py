@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
+from fedpsa_strategy.methods.registry import find_method, is_ours
 from fedpsa_strategy.server.clock import DAY
 from server_app.settings import DATASETS, Settings
 from server_app.task_defaults import resolve
@@ -92,12 +93,21 @@ class Options:
             "sketch-seed": seed,
             "calibration-seed": seed,
         }
-        settings = resolve(Settings.from_run_config({**usual, **self.extra, **varied}))
-        return Cell(labels, settings, task_source(settings.task) if own_task else "")
+        config = {**usual, **self.extra, **varied}
+        own_method = not is_ours(str(config["strategy"]))
+        if not own_method:  # meant for the others
+            config.pop("method-settings", None)
+        settings = resolve(Settings.from_run_config(config))
+        return Cell(
+            labels,
+            settings,
+            source_of(settings.task) if own_task else "",
+            source_of(find_method(settings.strategy).__module__) if own_method else "",
+        )
 
 
-def task_source(reference: str) -> str:
-    """Return the hash of the file of an own task's module; empty if it has none."""
+def source_of(reference: str) -> str:
+    """Return the hash of the file of somebody's own module; empty if it has none."""
     found = find_spec(reference.partition(":")[0])
     if found is None or not found.origin or not Path(found.origin).is_file():
         return ""

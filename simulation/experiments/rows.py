@@ -121,11 +121,11 @@ def make_row(cell: Cell, store: CellStore, reason: str = "", series: str = "") -
     if summary is None:
         status = FAILED if reason else MISSING
         return Row(labels, cell.id, status, reason=reason, scale=scale)
-    fedpsa, duration = cell.settings.strategy == "fedpsa", cell.settings.virtual_days * DAY
+    sketched, duration = cell.settings.method.needs_sketch, cell.settings.virtual_days * DAY
     run = RunState()
     uploads: list[dict[str, Any]] = []
     versions: list[dict[str, Any]] = []
-    kinds = ["evaluate", *(["upload"] if series else []), *(["aggregate"] if fedpsa else [])]
+    kinds = ["evaluate", *(["upload"] if series else []), *(["aggregate"] if sketched else [])]
     for event in read_events(store.path(cell) / "events.jsonl", kinds=kinds):
         run(event)
         if event.kind != "evaluate":
@@ -136,7 +136,7 @@ def make_row(cell: Cell, store: CellStore, reason: str = "", series: str = "") -
         found["pairs"] = kappa_pairs(uploads)
     elif series == "gaps":
         found["gaps"] = version_gaps(uploads, duration)
-    if fedpsa:
+    if sketched:
         found["stages"] = kappa_stages(versions, duration)
     circumstances = store.circumstances(cell)
     circumstances.pop("labels", None)

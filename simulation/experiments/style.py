@@ -7,20 +7,13 @@ from collections.abc import Callable
 from io import BytesIO
 from typing import Any
 
-from simulation.experiments.cells import CONTROL
+from fedpsa_strategy.methods.registry import METHODS
 
 INK = "#22272e"
 """The colour of text and axes; the report replaces it by that of its own text."""
 
-COLOURS = {
-    "FedPSA": "#d1480f",
-    "FedBuff": "#2f7fc1",
-    "CA2FL": "#139a74",
-    "FedAsync": "#c065a0",
-    "FedFa": "#d99a00",
-    "FedAvg": "#49a9d8",
-    "FedPAC": "#8a6fc4",
-    CONTROL: "#808890",
+COLOURS = {method.label: method.colour for method in METHODS.values()} | {
+    variant.label: variant.colour for method in METHODS.values() for variant in method.variants
 }
 OTHER_COLOURS = ("#d1480f", "#2f7fc1", "#139a74", "#d99a00", "#8a6fc4", "#c065a0")
 

@@ -14,6 +14,7 @@ from server_app.settings import Settings
 from simulation.cli import build_parser, build_run_config
 from support.doc_commands import PAGES, ROOT, commands
 from support.doc_coverage import AFTER_SCALED, BY_TEST, HERE, NO_COMMANDS, SCALED, TESTS
+from support.own_method import write_example
 
 
 def check_settings(config):
@@ -59,7 +60,9 @@ def test_the_named_tests_exist():
         if command.text not in NO_COMMANDS
     ],
 )
-def test_the_command_exists(command):
+def test_the_command_exists(command, tmp_path, monkeypatch):
+    write_example(tmp_path)  # the method of docs/METHODS.md
+    monkeypatch.syspath_prepend(str(tmp_path))
     words = command.words
     words[0] = words[0].removeprefix(".venv/bin/")
     if words[0] == "make":

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from server_app.settings import METHODS
+from fedpsa_strategy.methods.registry import METHODS
 from simulation.engines.grpc import Deployment
 from simulation.engines.ray import run_on_ray
 

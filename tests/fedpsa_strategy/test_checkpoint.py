@@ -27,7 +27,7 @@ METHODS = {
     ),
     "fedbuff": lambda **kw: FedBuff(buffer_size=3, **kw),
     "fedasync": FedAsync,
-    "fedfa": lambda **kw: FedFa(queue_length=3, **kw),
+    "fedfa": lambda **kw: FedFa(buffer_size=3, **kw),
     "ca2fl": lambda **kw: CA2FL(buffer_size=3, **kw),
     "fedavg": FedAvg,
     "fedpac": lambda **kw: FedPAC(head_keys=["head"], num_classes=2, num_features=1, **kw),

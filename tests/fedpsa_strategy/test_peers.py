@@ -5,17 +5,32 @@ import math
 import numpy as np
 import pytest
 
-from fedpsa_strategy.methods import (
-    CA2FLRule,
-    FedAsyncRule,
-    FedAvgRule,
-    FedFaRule,
-    FedPACRule,
-    Update,
+from fedpsa_strategy.methods import fedfa
+from fedpsa_strategy.methods.base import Given, Update
+from fedpsa_strategy.methods.ca2fl import CA2FLMethod
+from fedpsa_strategy.methods.fedasync import FedAsyncMethod
+from fedpsa_strategy.methods.fedavg import FedAvgMethod
+from fedpsa_strategy.methods.fedfa import FedFaMethod
+from fedpsa_strategy.methods.fedpac import (
+    FedPACMethod,
+    head_weights,
+    minimise_on_simplex,
+    project_on_simplex,
 )
-from fedpsa_strategy.methods.fedpac import head_weights, minimise_on_simplex, project_on_simplex
 from fedpsa_strategy.methods.mapped_memory import MappedMemory
 from support.updates import ZERO, make_update
+
+
+def ca2fl(num_clients, buffer_size, memory=None):
+    rule = CA2FLMethod(buffer_size=buffer_size).make_rule(Given(num_clients))
+    rule.memory = {} if memory is None else memory
+    return rule
+
+
+def fedpac_rule():
+    rule = FedPACMethod().make_rule()
+    rule.head = slice(1, 2)
+    return rule
 
 
 def started(rule, model=ZERO):
@@ -32,7 +47,7 @@ def sized(delta, num_examples, client=0):
 
 
 def test_fedavg_by_hand_over_three_rounds():
-    rule = started(FedAvgRule())
+    rule = started(FedAvgMethod().make_rule())
     assert rule.add(sized([4, 0], 1)) is None
     assert rule.add(sized([0, 4], 3)) is None
     assert rule.finish_round().tolist() == [1.0, 3.0]  # 1/4 · 4, 3/4 · 4
@@ -51,7 +66,7 @@ def test_fedavg_by_hand_over_three_rounds():
 
 def test_fedasync_by_hand_and_alpha_does_not_compound():
     """α = 0.5, s = (1+τ)^-½; y = start + Δ. A compounding α would give 0.25, then 0.0625, ..."""
-    rule = started(FedAsyncRule(mixing=0.5))
+    rule = started(FedAsyncMethod(mixing=0.5).make_rule())
     # τ = 0: α_t = ½, y = (4, 0): x = (2, 0).
     assert rule.add(make_update([4, 0], staleness=0)).tolist() == [2.0, 0.0]
     # τ = 3: α_t = ¼, y = (0, 0) + (6, 8): x = ¾ (2, 0) + ¼ (6, 8) = (3, 2).
@@ -60,12 +75,12 @@ def test_fedasync_by_hand_and_alpha_does_not_compound():
     assert rule.add(make_update([0, 1], staleness=0, start=(1, 1))).tolist() == [2.0, 2.0]
     # τ = 15: α_t = 1/8, y = (10, 2): x = 7/8 · 2 + 10/8, 2.
     assert rule.add(make_update([10, 2], staleness=15)).tolist() == [3.0, 2.0]
-    assert rule.mixing == 0.5
+    assert rule.settings.mixing == 0.5
 
 
 def test_fedasync_staleness_laws():
     def factor(tau, **kwargs):
-        rule = started(FedAsyncRule(**kwargs))
+        rule = started(FedAsyncMethod(**kwargs).make_rule())
         rule.add(make_update([1, 1], staleness=tau))
         return rule.report["staleness_factor"]
 
@@ -102,12 +117,12 @@ def ca2fl_by_hand(rule):
 
 
 def test_ca2fl_by_hand():
-    ca2fl_by_hand(started(CA2FLRule(num_clients=4, buffer_size=2)))
+    ca2fl_by_hand(started(ca2fl(4, 2)))
 
 
 def test_ca2fl_with_its_memory_in_a_file(tmp_path):
     memory = MappedMemory(tmp_path / "memory.bin", size=2)
-    ca2fl_by_hand(started(CA2FLRule(num_clients=4, buffer_size=2, memory=memory)))
+    ca2fl_by_hand(started(ca2fl(4, 2, memory)))
     assert (tmp_path / "memory.bin").stat().st_size >= 3 * 2 * 4
     np.testing.assert_array_equal(memory[2], [2.0, 2.0])
     assert list(memory) == [0, 1, 2]
@@ -123,7 +138,7 @@ def test_mapped_memory_grows_without_losing_anything(tmp_path):
 
 
 def test_ca2fl_counts_clients_that_turn_up_unannounced():
-    rule = started(CA2FLRule(num_clients=1, buffer_size=1))
+    rule = started(ca2fl(1, 1))
     rule.add(make_update([4, 4], client=3))
     assert rule.mean_before.tolist() == [1.0, 1.0]
 
@@ -132,7 +147,7 @@ def test_ca2fl_counts_clients_that_turn_up_unannounced():
 
 
 def test_fedfa_by_hand():
-    rule = started(FedFaRule(queue_length=3), [9.0, 9.0])
+    rule = started(FedFaMethod(buffer_size=3).make_rule(), [9.0, 9.0])
     # The global model does not move before the queue holds three models.
     assert rule.add(make_update([3, 0])) is None
     assert rule.add(make_update([0, 3], start=(0, 3))) is None
@@ -142,17 +157,17 @@ def test_fedfa_by_hand():
     assert rule.add(make_update([0, 0], staleness=50)).tolist() == [3.0, 1.0]  # (3,0), (6,3), (0,0)
 
 
-def test_fedfa_incremental_mean_equals_the_resummed_one():
+@pytest.mark.parametrize("resum_every", [1, 10**9])
+def test_fedfa_incremental_mean_equals_the_resummed_one(resum_every, monkeypatch):
+    monkeypatch.setattr(fedfa, "_RESUM_EVERY", resum_every)
     rng = np.random.default_rng(1)
-    incremental = started(FedFaRule(queue_length=5, resum_every=10**9))
-    resummed = started(FedFaRule(queue_length=5, resum_every=1))
+    rule = started(FedFaMethod(buffer_size=5).make_rule())
     for _ in range(500):
-        update = make_update(rng.normal(size=2), start=rng.normal(size=2))
-        incremental.add(update)
-        resummed.add(update)
-        if len(resummed.queue) == 5:
-            np.testing.assert_allclose(incremental.model, resummed.model, atol=1e-5)
-            np.testing.assert_array_equal(resummed.model, resummed.mean())
+        rule.add(make_update(rng.normal(size=2), start=rng.normal(size=2)))
+        if len(rule.queue) == 5:
+            np.testing.assert_allclose(
+                rule.model, rule.mean(), atol=0 if resum_every == 1 else 1e-5
+            )
 
 
 # --- FedPAC ------------------------------------------------------------------------------------
@@ -189,7 +204,7 @@ def test_fedpac_drops_tiny_weights_and_keeps_the_own_head_when_it_must():
 
 def test_fedpac_by_hand_over_three_rounds():
     """A model of one encoder value and one head value, one class, one feature."""
-    rule = FedPACRule(head=slice(1, 2))
+    rule = fedpac_rule()
     started(rule)
     common = {"counts": [4], "size": 4}
     rule.add(pac_update([2, 4], client=0, centroids=[[1]], features=[[0]], variance=0.5, **common))
@@ -265,11 +280,11 @@ def test_projection_and_minimum_on_the_simplex():
 @pytest.mark.parametrize(
     "make",
     [
-        FedAvgRule,
-        FedAsyncRule,
-        lambda: CA2FLRule(num_clients=6, buffer_size=3),
-        lambda: FedFaRule(queue_length=3, resum_every=4),
-        lambda: FedPACRule(head=slice(1, 2)),
+        lambda: FedAvgMethod().make_rule(),
+        lambda: FedAsyncMethod().make_rule(),
+        lambda: ca2fl(6, 3),
+        lambda: FedFaMethod(buffer_size=3).make_rule(),
+        fedpac_rule,
     ],
 )
 def test_state_dict_round_trip_continues_bit_for_bit(make):
@@ -306,15 +321,13 @@ def test_state_dict_round_trip_continues_bit_for_bit(make):
 @pytest.mark.parametrize(
     ("make", "name"),
     [
-        (lambda: FedAsyncRule(mixing=0.0), "mixing"),
-        (lambda: FedAsyncRule(mixing=1.5), "mixing"),
-        (lambda: FedAsyncRule(staleness="linear"), "staleness"),
-        (lambda: FedAsyncRule(hinge_slope=-1.0), "hinge_slope"),
-        (lambda: CA2FLRule(num_clients=0), "num_clients"),
-        (lambda: CA2FLRule(num_clients=1, buffer_size=0), "buffer_size"),
-        (lambda: CA2FLRule(num_clients=1, server_lr=math.inf), "server_lr"),
-        (lambda: FedFaRule(queue_length=0), "queue_length"),
-        (lambda: FedFaRule(resum_every=0), "resum_every"),
+        (lambda: FedAsyncMethod(mixing=0.0), "mixing"),
+        (lambda: FedAsyncMethod(mixing=1.5), "mixing"),
+        (lambda: FedAsyncMethod(staleness="linear"), "staleness"),
+        (lambda: FedAsyncMethod(hinge_slope=-1.0), "hinge_slope"),
+        (lambda: CA2FLMethod(buffer_size=0), "buffer_size"),
+        (lambda: CA2FLMethod(server_lr=math.inf), "server_lr"),
+        (lambda: FedFaMethod(buffer_size=0), "buffer_size"),
     ],
 )
 def test_impossible_parameters_are_refused_by_name(make, name):

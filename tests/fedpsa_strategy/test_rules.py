@@ -1,13 +1,14 @@
 """The rules against numbers worked out by hand."""
 
 import math
+from collections import deque
 
 import numpy as np
 import pytest
 
-from fedpsa_strategy.methods import FedBuffRule, FedPSARule
-from fedpsa_strategy.methods.base import blocks, effective_number, weighted_step
-from fedpsa_strategy.methods.fedpsa import Thermometer, cosine, softmax
+from fedpsa_strategy.methods.base import Given, blocks, effective_number, weighted_step
+from fedpsa_strategy.methods.fedbuff import FedBuffMethod
+from fedpsa_strategy.methods.fedpsa import FedPSAMethod, Thermometer, cosine, softmax
 from support.updates import ZERO, make_update
 
 
@@ -19,7 +20,7 @@ def psa(sketches=None, **kwargs):
         calls.append(model.copy())
         return [1.0, 0.0]
 
-    rule = FedPSARule(sketch, **kwargs)
+    rule = FedPSAMethod(**kwargs).make_rule(Given(sketch=sketch))
     rule.start(ZERO)
     return rule
 
@@ -105,7 +106,7 @@ def test_softmax_with_large_kappa_over_temperature():
 
 
 def test_thermometer_with_zero_reference_stays_at_gamma_plus_delta():
-    thermometer = Thermometer(2, gamma=5.0, delta=0.5)
+    thermometer = Thermometer(5.0, 0.5, deque(maxlen=2))
     thermometer.push(0.0)
     assert thermometer.temperature is None
     thermometer.push(0.0)
@@ -114,7 +115,7 @@ def test_thermometer_with_zero_reference_stays_at_gamma_plus_delta():
 
 
 def test_a_thermometer_takes_the_largest_norms_that_there_are():
-    thermometer = Thermometer(2, gamma=5.0, delta=0.5)
+    thermometer = Thermometer(5.0, 0.5, deque(maxlen=2))
     for _ in range(3):
         thermometer.push(1.7e308)
     assert thermometer.temperature == 5.5
@@ -123,7 +124,7 @@ def test_a_thermometer_takes_the_largest_norms_that_there_are():
 
 
 def test_thermometer_drops_the_oldest():
-    thermometer = Thermometer(2, gamma=1.0, delta=0.0)
+    thermometer = Thermometer(1.0, 0.0, deque(maxlen=2))
     for norm in (1.0, 3.0, 5.0):
         thermometer.push(norm)
     assert thermometer.temperature == (3 + 5) / 2 / ((1 + 3) / 2)
@@ -131,7 +132,7 @@ def test_thermometer_drops_the_oldest():
 
 def test_fedbuff_by_hand_over_three_versions():
     """K = 2, η = 0.5, s = 1/√(1+τ): weights η s / K, not normalised."""
-    rule = FedBuffRule(buffer_size=2, server_lr=0.5)
+    rule = FedBuffMethod(buffer_size=2, server_lr=0.5).make_rule()
     rule.start(ZERO)
     assert rule.add(make_update([4, 0], staleness=0)) is None
     assert rule.add(make_update([0, 8], staleness=3)).tolist() == [1.0, 1.0]  # 4/4, 8 · ½/4
@@ -144,7 +145,7 @@ def test_fedbuff_by_hand_over_three_versions():
 
 
 def test_fedbuff_without_damping_is_the_uniform_buffer():
-    rule = FedBuffRule(buffer_size=2, staleness_exponent=0.0)
+    rule = FedBuffMethod(buffer_size=2, staleness_exponent=0.0).make_rule()
     rule.start(ZERO)
     rule.add(make_update([2, 0], staleness=9))
     assert rule.add(make_update([0, 2], staleness=0)).tolist() == [1.0, 1.0]
@@ -156,7 +157,9 @@ def test_effective_number_of_one_dominant_weight_is_one():
     assert effective_number([0.2] * 5) == pytest.approx(5.0)
 
 
-@pytest.mark.parametrize("make", [lambda: psa(buffer_size=3, queue_size=4), FedBuffRule])
+@pytest.mark.parametrize(
+    "make", [lambda: psa(buffer_size=3, queue_size=4), lambda: FedBuffMethod().make_rule()]
+)
 def test_state_dict_round_trip_continues_bit_for_bit(make):
     rng = np.random.default_rng(0)
     updates = [
@@ -183,10 +186,10 @@ def test_state_dict_round_trip_continues_bit_for_bit(make):
         (lambda: psa(queue_size=0), "queue_size"),
         (lambda: psa(gamma=-1.0), "gamma"),
         (lambda: psa(delta=math.nan), "delta"),
-        (lambda: psa(gamma=0.0, delta=0.0), "gamma and delta"),
-        (lambda: FedBuffRule(buffer_size=0), "buffer_size"),
-        (lambda: FedBuffRule(server_lr=0.0), "server_lr"),
-        (lambda: FedBuffRule(staleness_exponent=-0.5), "staleness_exponent"),
+        (lambda: psa(gamma=0.0, delta=0.0), "gamma=0 and delta=0"),
+        (lambda: FedBuffMethod(buffer_size=0), "buffer_size"),
+        (lambda: FedBuffMethod(server_lr=0.0), "server_lr"),
+        (lambda: FedBuffMethod(staleness_exponent=-0.5), "staleness_exponent"),
     ],
 )
 def test_impossible_parameters_are_refused_by_name(make, name):

@@ -212,7 +212,7 @@ def test_resnet18_learns_for_a_few_versions():
             [6.0, 6.0],
         ),
         # A window of two: nothing, (2 + 6) / 2, (6 + 20) / 2.
-        (lambda **kw: FedFa(queue_length=2, **kw), [2.0, 6.0, 20.0], [4.0, 13.0]),
+        (lambda **kw: FedFa(buffer_size=2, **kw), [2.0, 6.0, 20.0], [4.0, 13.0]),
     ],
     ids=["fedbuff", "ca2fl", "fedasync", "fedfa"],
 )

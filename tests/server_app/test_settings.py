@@ -8,19 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedpsa_strategy import FedAsync
-from server_app.settings import PAPER_DEFAULTS, Settings, SettingsError, key_of
+from fedpsa_strategy.checks import key_of
+from server_app.settings import PAPER_DEFAULTS, Settings, SettingsError
+from server_app.settings_page import with_run_config
 
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 
 
-def test_pyproject_holds_every_setting_with_its_default_and_a_comment():
+def test_pyproject_holds_every_setting_as_it_is_declared():
     text = PYPROJECT.read_text()
     config = tomllib.loads(text)["tool"]["flwr"]["app"]["config"]
     assert config == Settings().to_run_config()
-    lines = text[text.index("[tool.flwr.app.config]") :].splitlines()
-    for item in fields(Settings):
-        index = next(i for i, line in enumerate(lines) if line.startswith(f"{key_of(item.name)} ="))
-        assert lines[index - 1].startswith("# "), f"{key_of(item.name)} has no comment"
+    assert with_run_config(text) == text, "python -m server_app.settings_page --pyproject"
 
 
 def test_the_defaults_are_the_papers():

@@ -38,12 +38,12 @@ def test_alignment_is_the_cosine_of_two_gradients() -> None:
     model = nn.Linear(3, 2)
     shard = Shard(torch.randn(5, 3), torch.tensor([0, 1, 0, 1, 1]))
     strategy = FedBuff(buffer_size=2)
-    strategy.begin(ArrayRecord(model.state_dict()))
+    strategy.begin(ArrayRecord(model.state_dict()), [7])
     weights = [item.detach().clone() for item in model.parameters()]
     size = sum(item.numel() for item in weights)
     delta = np.linspace(-1, 1, size, dtype=np.float32)
     record_alignment(strategy, model, shard, loss, every=2, seed=0)
-    task: Any = SimpleNamespace(version=0, sequence=0)
+    task: Any = SimpleNamespace(version=0, sequence=0, client=0)
     reply = TrainReply(delta, {}, 1.0, 5, MetricRecord({"num-examples": 5}), 0)
 
     assert "align" not in strategy.inspect(task, reply).metrics  # the first of two
@@ -126,8 +126,9 @@ def test_bytes_and_the_servers_time_are_in_events_and_summary(tmp_path: Path) ->
     for event in dispatched:
         assert size < event.num_bytes < size + 200
     uploaded = [event for event in events if isinstance(event, Uploaded)]
-    # Δ, and names and values of num-examples, train-loss and a sketch of two numbers.
-    assert {event.num_bytes for event in uploaded} == {size + 12 + 8 + 10 + 8 + 6 + 16}
+    # Δ, names and values of num-examples, train-loss and a sketch of two numbers, and the mark.
+    mark = len("arrays") + len("delta")
+    assert {event.num_bytes for event in uploaded} == {size + 12 + 8 + 10 + 8 + 6 + 16 + mark}
     assert status.run.bytes_down == sum(event.num_bytes for event in dispatched)
     assert status.run.bytes_up == sum(event.num_bytes for event in uploaded)
     assert status.run.server_seconds == end.server_seconds

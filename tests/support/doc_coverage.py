@@ -44,6 +44,7 @@ SCALED = (
 AFTER_SCALED = (".venv/bin/python -m simulation report",)
 
 _RUN = "tests/docs/test_doc_commands_run.py::"
+_METHOD = "tests/test_own_method.py::"
 _DOCKER = "tests/docker/test_docker_deployment.py::"
 _RECIPE = "tests/docker/test_docker_files.py::test_the_recipe_in_the_docs_makes_what_flower_takes"
 
@@ -52,6 +53,12 @@ BY_TEST = {
     ".venv/bin/python -m server_app.dashboard runs": _RUN + "test_the_dashboard",
     "python -m fedpsa_strategy.watch.dashboard runs": "tests/fedpsa_strategy/watch/"
     "test_dashboard_api.py::test_an_interrupt_ends_it_quietly",
+    ".venv/bin/python -m simulation run --engine local --set strategy=trimmed": _METHOD
+    + "test_it_runs_on_every_engine_with_the_same_bits",
+    ".venv/bin/python -m simulation reproduce table-accuracy --methods trimmed": _METHOD
+    + "test_reproduce_compares_it_with_ours_and_tells_its_settings_apart",
+    "flwr run . --run-config \"strategy='trimmed": _METHOD
+    + "test_it_runs_on_every_engine_with_the_same_bits",
     ".venv/bin/tensorboard": _RUN + "test_tensorboard_shows_the_run",
     "flower-superlink --insecure": _RUN + "test_real_nodes",
     "flower-supernode --insecure": _RUN + "test_real_nodes",

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fedpsa_strategy.methods import Update
+from fedpsa_strategy.methods.base import Update
 from fedpsa_strategy.wire.replies import squared_norm
 
 ZERO = np.zeros(2, np.float32)

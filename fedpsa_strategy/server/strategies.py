@@ -1,0 +1,125 @@
+"""Methods as Flower strategies: their settings are keyword arguments."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, ClassVar
+
+from flwr.app import ArrayRecord, ConfigRecord
+
+from fedpsa_strategy.checks import describe_range
+from fedpsa_strategy.methods.base import Given, Method
+from fedpsa_strategy.methods.ca2fl import CA2FLMethod
+from fedpsa_strategy.methods.fedasync import FedAsyncMethod
+from fedpsa_strategy.methods.fedavg import FedAvgMethod
+from fedpsa_strategy.methods.fedbuff import FedBuffMethod
+from fedpsa_strategy.methods.fedfa import FedFaMethod
+from fedpsa_strategy.methods.mapped_memory import MappedMemory
+from fedpsa_strategy.server.strategy import AsyncStrategy, Task
+
+
+def _docstring(method: type[Method]) -> str:
+    lines = [inspect.getdoc(method) or method.label, "", "Parameters", "----------"]
+    for item in fields(method):
+        lines += [
+            f"{item.name} : {type(item.default).__name__} (default: {item.default!r})",
+            f"    {item.metadata['meaning']}; {describe_range(item.metadata)}.",
+        ]
+    return "\n".join([*lines, "**kwargs : Any", "    See `AsyncStrategy`."])
+
+
+def _signature(method: type[Method]) -> inspect.Signature:
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    own = [
+        inspect.Parameter(item.name, keyword, default=item.default, annotation=type(item.default))
+        for item in fields(method)
+    ]
+    rest = inspect.Parameter("kwargs", inspect.Parameter.VAR_KEYWORD, annotation=Any)
+    return inspect.Signature([*own, rest])
+
+
+class MethodStrategy(AsyncStrategy):
+    """Runs a method; base of the strategies that are named after one.
+
+    Parameters
+    ----------
+    method : Method (default: None)
+        The method; None makes one from the keyword arguments that are its settings.
+    memory_path : str | Path (default: None)
+        For methods that remember every client: a file for that memory, which is memory-mapped; None
+        keeps it in memory.
+    given : Given (default: None)
+        What else the rule gets from the run.
+    **kwargs : Any
+        Settings of the method, and arguments of `AsyncStrategy`.
+    """
+
+    method_type: ClassVar[type[Method]]
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "method_type" in cls.__dict__ and "__init__" not in cls.__dict__:
+            cls.__doc__ = _docstring(cls.method_type)
+            cls.__signature__ = _signature(cls.method_type)  # type: ignore[attr-defined]
+
+    def __init__(
+        self,
+        *,
+        method: Method | None = None,
+        memory_path: str | Path | None = None,
+        given: Given | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if method is None:
+            own = {item.name for item in fields(self.method_type)} & kwargs.keys()
+            method = self.method_type(**{name: kwargs.pop(name) for name in own})
+        if method.remembers_clients and kwargs.get("num_clients") is None:
+            raise ValueError(
+                f"{method.label} remembers every client: say how many, num_clients=..."
+            )
+        given = given or Given(num_clients=kwargs.get("num_clients") or 1)
+        self.method = method
+        self.memory_path = None if memory_path is None else Path(memory_path)
+        super().__init__(rule=method.make_rule(given), **kwargs)
+
+    def begin(self, arrays: ArrayRecord, node_ids: Iterable[int] = ()) -> None:
+        """Set up a new run, with a memory of clients on disk if that is wanted."""
+        super().begin(arrays, node_ids)
+        if self.memory_path is not None:
+            layout = self.state.layout
+            memory = MappedMemory(self.memory_path, layout.size, layout.dtype)
+            self.rule.memory = memory  # type: ignore[attr-defined]
+
+    def task_config(self, task: Task, config: ConfigRecord) -> ConfigRecord:
+        """Return the config of a train message, with what the method tells its clients."""
+        record = super().task_config(task, config)
+        record.update(self.method.client_config())
+        return record
+
+
+class FedBuff(MethodStrategy):  # noqa: D101
+    method_type = FedBuffMethod
+
+
+class CA2FL(MethodStrategy):  # noqa: D101
+    method_type = CA2FLMethod
+
+
+class FedAsync(MethodStrategy):  # noqa: D101
+    method_type = FedAsyncMethod
+
+
+class FedFa(MethodStrategy):  # noqa: D101
+    method_type = FedFaMethod
+
+
+class FedAvg(MethodStrategy):  # noqa: D101
+    method_type = FedAvgMethod
+
+
+def strategy_of(method: type[Method]) -> type[MethodStrategy]:
+    """Return a method as a strategy class, for methods that need nothing special of the server."""
+    return type(method.label, (MethodStrategy,), {"method_type": method})

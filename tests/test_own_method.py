@@ -1,0 +1,190 @@
+"""A method of somebody else's: the example of docs/METHODS.md, saved outside of the repository."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedpsa_strategy import FedBuff, Method, setting
+from fedpsa_strategy.methods.registry import METHODS, MethodError, find_method, shared_settings
+from fedpsa_strategy.server.strategies import strategy_of
+from server_app.settings import Settings, SettingsError
+from simulation.engines.grpc import run_on_processes
+from simulation.engines.local.run import run_locally
+from simulation.engines.ray import run_on_ray
+from support.grids import ScriptedGrid, update
+from support.own_method import REFERENCE, write_example
+from support.runs import run, virtual
+
+ROOT = Path(__file__).parents[1]
+QUICK = {
+    "strategy": REFERENCE,
+    "method-settings": "trim=0.2 buffer-size=5",
+    "num-clients": 6,
+    "max-in-flight": 3,
+    "num-server-rounds": 3,
+    "local-epochs": 1,
+}
+
+
+@pytest.fixture
+def example(tmp_path, monkeypatch):
+    """The text of the page as a module on PYTHONPATH, for this process and those it starts."""
+    folder = tmp_path / "elsewhere"
+    write_example(folder)
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    monkeypatch.syspath_prepend(str(folder))
+    yield folder
+    sys.modules.pop("trimmed", None)
+    find_method.cache_clear()
+
+
+def test_the_example_computes_a_trimmed_mean(example):
+    values = iter([0.0, 1.0, 2.0, 3.0, 100.0])
+    grid = ScriptedGrid(5, lambda message: update([next(values), 1.0], sketch=None))
+    strategy = strategy_of(find_method(REFERENCE))(
+        buffer_size=5, trim=0.2, max_in_flight=1, **virtual(5)
+    )
+    assert type(strategy).__name__ == "Trimmed mean"
+    result = run(strategy, grid, num_versions=1)
+    assert result.arrays["w"].numpy().tolist() == [2.0, 1.0]
+
+
+def config(tmp_path, name, **more):
+    folders = {"run-dir": str(tmp_path / name), "cache-dir": str(tmp_path / "cache")}
+    return Settings.from_run_config(QUICK | folders | more).to_run_config()
+
+
+@pytest.mark.engine
+def test_it_runs_on_every_engine_with_the_same_bits(example, tmp_path):
+    summaries = {
+        "local": run_locally(config(tmp_path, "local"), workers=1, stream=False),
+        "ray": run_on_ray(ROOT, config(tmp_path, "ray"), num_clients=6, num_cpus=2),
+    }
+    assert len({summary["model_sha256"] for summary in summaries.values()}) == 1
+    assert all(summary["versions"] == 3 for summary in summaries.values())
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+def test_it_runs_on_real_processes(example, tmp_path):
+    nodes = {"num-clients": 2, "max-in-flight": 2, "method-settings": "buffer-size=3"}
+    here = run_locally(config(tmp_path, "local", **nodes), workers=0, stream=False)
+    there = run_on_processes(ROOT, config(tmp_path, "grpc", **nodes), num_nodes=2)
+    assert here["model_sha256"] == there["model_sha256"]
+
+
+@pytest.mark.engine
+def test_it_resumes_bit_for_bit(example, tmp_path):
+    whole = run_locally(config(tmp_path, "whole"), workers=0, stream=False)
+    saving = {"checkpoint-versions": 1, "num-server-rounds": 2}
+    run_locally(config(tmp_path, "parts", **saving), workers=0, stream=False)
+    resumed = run_locally(config(tmp_path, "parts", resume="true"), workers=0, stream=False)
+    assert resumed["model_sha256"] == whole["model_sha256"]
+
+
+@pytest.mark.engine
+def test_reproduce_compares_it_with_ours_and_tells_its_settings_apart(example, tmp_path):
+    def reproduce(trim):
+        subprocess.run(
+            [
+                *(sys.executable, "-m", "simulation", "reproduce", "table-accuracy"),
+                *("--methods", f"{REFERENCE},FedBuff", "--datasets", "digits", "--alphas", "0.5"),
+                *("--seeds", "0", "--days", "0.005", "--out", str(tmp_path / "results")),
+                *("--set", "local-epochs=1", "--set", f"method.trim={trim}"),
+                *("--set", "method.buffer-size=3"),
+            ],
+            cwd=ROOT,
+            env=os.environ | {"XDG_CACHE_HOME": str(tmp_path)},
+            check=True,
+        )
+        lines = (tmp_path / "results" / "table-accuracy" / "cells.jsonl").read_text().splitlines()
+        return {row["labels"]["method"]: row["id"] for row in map(json.loads, lines)}
+
+    first, second = reproduce(0.1), reproduce(0.34)
+    assert first.keys() == {"Trimmed mean", "FedBuff"}
+    assert first["FedBuff"] == second["FedBuff"]
+    assert first["Trimmed mean"] != second["Trimmed mean"]
+    table = (tmp_path / "results" / "table-accuracy" / "table.md").read_text()
+    assert "Trimmed mean" in table
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"strategy": "trimmed:Nothing"}, "trimmed has no 'Nothing'"),
+        ({"strategy": "no_such_module:X"}, "cannot import 'no_such_module'"),
+        ({"strategy": "trimmed:TrimmedMeanRule"}, "must be a subclass"),
+        ({"strategy": "fedbuf"}, r"must be one of 'fedpsa', .*did you mean 'fedbuff'"),
+        ({"strategy": REFERENCE, "method-settings": "trim=0.7"}, "trim = 0.7: must be at least 0"),
+        ({"strategy": REFERENCE, "method-settings": "trimm=0.1"}, "did you mean trim"),
+        ({"strategy": REFERENCE, "method-settings": "trim=="}, "must be key=value pairs"),
+        ({"method-settings": "trim=0.1"}, "has run-config keys of its own"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_a_sentence(example, given, text):
+    with pytest.raises(SettingsError, match=text):
+        Settings.from_run_config(given)
+
+
+def test_methods_that_share_a_setting_share_its_meaning(monkeypatch):
+    class Odd(Method):
+        buffer_size: int = setting(7, "something else", least=1)
+
+    shared_settings()
+    from dataclasses import dataclass
+
+    monkeypatch.setitem(METHODS, "odd", dataclass(frozen=True)(Odd))
+    with pytest.raises(TypeError, match=r"Odd\.buffer_size is declared differently"):
+        shared_settings()
+
+
+def test_an_installed_method_is_found_by_its_name(monkeypatch):
+    class Entry:
+        name = "theirs"
+
+        @staticmethod
+        def load():
+            return METHODS["fedbuff"]
+
+    monkeypatch.setattr("fedpsa_strategy.methods.registry.entry_points", lambda group: [Entry])
+    find_method.cache_clear()
+    assert find_method("theirs") is METHODS["fedbuff"]
+    find_method.cache_clear()
+    with pytest.raises(MethodError, match="'theirs'"):
+        find_method("mine")
+
+
+def test_strategies_show_the_settings_of_their_method():
+    import inspect
+
+    parameters = inspect.signature(FedBuff).parameters
+    assert parameters["server_lr"].default == 1.0
+    assert "factor of the aggregated step" in FedBuff.__doc__
+    with pytest.raises(ValueError, match="buffer_size = 0: must be at least 1"):
+        FedBuff(buffer_size=0)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_method_needs_neither_flower_nor_torch(method):
+    code = (
+        "import sys\n"
+        "for name in ('flwr', 'torch', 'ray'): sys.modules[name] = None\n"
+        f"from fedpsa_strategy.methods import {method}\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+    source = (ROOT / "fedpsa_strategy" / "methods" / f"{method}.py").read_text()
+    imported = set(re.findall(r"^(?:from|import) ([\w.]+)", source, re.M))
+    allowed = {"numpy", "numpy.typing", "fedpsa_strategy.methods.base"} | sys.stdlib_module_names
+    assert {name for name in imported if name not in allowed | {"collections.abc"}} == set()
+
+
+def test_the_pages_are_current():
+    from server_app.methods_table import with_table
+
+    page = (ROOT / "docs" / "METHODS.md").read_text()
+    assert with_table(page) == page, "run: python -m server_app.methods_table"
