@@ -105,12 +105,16 @@ def evaluate(message: Message, context: Context) -> Message:
 
 @app.query()
 def query(message: Message, context: Context) -> Message:
-    """Tell which partition this node holds, and how much data."""
+    """Tell which partition this node holds, how much data, and where, if it may."""
     shard = as_shard(node_task(context).train_data(context.node_config), "train_data")
     metrics = MetricRecord({"num-examples": len(shard)})
     if "partition-id" in context.node_config:
         metrics["partition-id"] = _get(context.node_config, "partition-id", int)
-    return Message(RecordDict({"metrics": metrics}), reply_to=message)
+    content = RecordDict({"metrics": metrics})
+    # A machine's name is private: only what its node config says is told.
+    if host := context.node_config.get("host-name"):
+        content["node"] = ConfigRecord({"host-name": str(host)})
+    return Message(content, reply_to=message)
 
 
 def node_task(context: Context) -> LearningTask:

@@ -29,6 +29,12 @@ class Client:
     busy: bool = False
     failures: int = 0  # in a row
     paused_until: float = 0.0
+    host: str = ""  # where it runs, if it told
+
+    def named(self, node_id: int) -> str:
+        """Return the client as log lines name it when it is, or was, this node."""
+        host = f" on {self.host}" if self.host and node_id == self.node_id else ""
+        return f"client {self.index} (node {node_id}{host})"
 
 
 class Clients:
@@ -83,7 +89,11 @@ class Clients:
         return len(self._clients)
 
     def join(
-        self, node_id: int, partition: int | None = None, num_examples: float | None = None
+        self,
+        node_id: int,
+        partition: int | None = None,
+        num_examples: float | None = None,
+        host: str = "",
     ) -> Client:
         """Add a node, or welcome one back."""
         client = self._by_node.get(node_id) or self._returning(node_id, partition)
@@ -91,6 +101,7 @@ class Clients:
             client = Client(len(self._clients), node_id, partition, num_examples)
             self._add(client)
         client.online = True
+        client.host = host or client.host
         # Kept in order of the indices: what is sampled must not depend on who came first.
         insort(self._online, client.index)
         return client
@@ -127,7 +138,7 @@ class Clients:
         for client in self._by_partition[partition]:
             if not client.online:
                 del self._by_node[client.node_id]
-                client.node_id = node_id
+                client.node_id, client.host = node_id, ""
                 self._by_node[node_id] = client
                 return client
         return None

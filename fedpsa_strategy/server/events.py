@@ -50,6 +50,12 @@ class NodeJoined(Event):
     client: int
     partition: int | None
     num_examples: float | None
+    host: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the event as plain values, its kind first; a host only if the node told one."""
+        values = super().to_dict()
+        return values if self.host else {key: values[key] for key in values if key != "host"}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -343,7 +343,9 @@ class AsyncLoop:
         return answers
 
     def _join(self, node_id: int, answer: _Answer) -> None:
-        client = self.strategy.state.clients.join(node_id, answer.partition, answer.num_examples)
+        client = self.strategy.state.clients.join(
+            node_id, answer.partition, answer.num_examples, answer.host
+        )
         self.strategy.emit(
             NodeJoined(
                 time=self.strategy.clock.now,
@@ -351,6 +353,7 @@ class AsyncLoop:
                 client=client.index,
                 partition=client.partition,
                 num_examples=client.num_examples,
+                host=client.host,
             )
         )
 
@@ -364,7 +367,7 @@ class AsyncLoop:
         with self._changing():
             for node_id in sorted(known - connected):
                 client = clients.leave(node_id)
-                log.info("Client %d (node %d) left", client.index, node_id)
+                log.info("Left: %s", client.named(node_id))
                 self.strategy.emit(
                     NodeLeft(time=self.strategy.clock.now, node_id=node_id, client=client.index)
                 )
@@ -717,6 +720,7 @@ class _Answer:
 
     partition: int | None = None
     num_examples: int | None = None
+    host: str = ""
     problem: str = ""
 
 
@@ -736,8 +740,15 @@ def _read_answer(reply: Message) -> _Answer:
     return _Answer(
         partition=partition if isinstance(partition, int) and partition >= 0 else None,
         num_examples=num_examples if isinstance(num_examples, int) and num_examples > 0 else None,
+        host=_read_host(content),
         problem="" if isinstance(partition, int) else "it told no partition-id",
     )
+
+
+def _read_host(content: RecordDict) -> str:
+    """Return the name of its machine that a node told, safe to show; empty if it told none."""
+    host = content.config_records.get("node", ConfigRecord()).get("host-name")
+    return shown(host) if isinstance(host, str) else ""
 
 
 def _check_partitions(answers: dict[int, _Answer]) -> None:

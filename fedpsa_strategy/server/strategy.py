@@ -687,7 +687,7 @@ class AsyncStrategy(Strategy):
             version=task.version,
             reason=reason,
         )
-        log.warning("Rejected: client %d (node %d): %s", task.client, task.node_id, reason)
+        log.warning("Rejected: %s: %s", client.named(task.node_id), reason)
         self.emit(event)
         if client.failures >= self.max_failures:
             client.paused_until = self.clock.now + self.failure_pause

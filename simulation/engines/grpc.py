@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import socket
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -77,7 +78,8 @@ class Deployment:
     num_nodes : int (default: 2)
         How many SuperNodes to start.
     node_configs : Sequence[Mapping[str, bool | int | float | str]] | None (default: None)
-        The node config of each node; ``partition-id`` and ``num-partitions`` by default.
+        The node config of each node; ``partition-id`` and ``num-partitions`` by default. Nodes
+        also tell the machine's name, unless theirs has another ``host-name``, which may be empty.
     log_dir : Path | None (default: None)
         Folder for the logs of the processes; a temporary one by default.
     flwr_home : Path | None (default: None)
@@ -188,6 +190,7 @@ class Deployment:
 
     def _start_node(self, node_config: Mapping[str, ConfigValue]) -> Node:
         port = free_port()
+        named = {"host-name": socket.gethostname(), **node_config}
         process = self.superlink.group.start(
             f"supernode-{len(self.nodes)}",
             [
@@ -197,7 +200,7 @@ class Deployment:
                 f"--superlink={self.superlink.fleet_address}",
                 f"--host={LOOPBACK}",
                 f"--port={port}",
-                f"--node-config={format_run_config(node_config)}",
+                f"--node-config={format_run_config(named)}",
             ],
         )
         node = Node(process, dict(node_config), port)

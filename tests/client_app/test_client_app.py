@@ -105,6 +105,16 @@ def test_query_tells_partition_and_size(cache):
     assert metrics["num-examples"] == 404  # 90 % of 1,797 samples over four clients
 
 
+def test_a_node_tells_the_host_name_of_its_node_config_and_no_other(cache):
+    def told(**more):
+        node = {"partition-id": 1, "num-partitions": 4, **more}
+        return call(MessageType.QUERY, context(cache, node)).content.config_records
+
+    assert told(**{"host-name": "lab-3"})["node"]["host-name"] == "lab-3"
+    assert not told()
+    assert not told(**{"host-name": ""})
+
+
 def test_evaluate_reports_loss_and_accuracy(cache):
     metrics = call(MessageType.EVALUATE, context(cache)).content["metrics"]
     assert 0 <= metrics["accuracy"] <= 0.5  # untrained

@@ -3,6 +3,7 @@
 import itertools
 import math
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,6 +18,8 @@ from fedpsa_strategy import (
     VirtualClock,
 )
 from fedpsa_strategy.errors import AllClientsFailedError, DivergedError, NodesMissingError
+from fedpsa_strategy.server.clients import Clients
+from fedpsa_strategy.server.events import event_from_dict
 from support.grids import FakeTime, ScriptedGrid, model_arrays, update
 from support.runs import Recorder, counting_evaluation, in_train, run, virtual
 
@@ -470,6 +473,50 @@ def test_nodes_are_ordered_by_partition_and_not_by_node_id():
     assert [event.partition for event in joined] == [0, 1, 2, 3, 4]
     assert [event.client for event in joined] == [0, 1, 2, 3, 4]
     assert [event.node_id for event in joined] == sorted(grid.nodes, reverse=True)
+
+
+class TellingGrid(ScriptedGrid):
+    """Its first three nodes tell where they are: well, badly and not as text."""
+
+    def _about(self, node):
+        answer = super()._about(node)
+        hosts = ["lab-3", "a\nRejected: client 9\x1b[31m" + 5000 * "x", 7]
+        index = sorted(self.nodes).index(node)
+        if index < len(hosts):
+            answer["node"] = ConfigRecord({"host-name": hosts[index]})
+        return answer
+
+
+def test_a_client_has_the_name_of_its_machine_if_the_node_told_it(caplog):
+    caplog.set_level("INFO", logger="flwr")
+    grid = TellingGrid(4, lambda message: None if grid.partition(message) < 2 else update())
+    recorder = Recorder()
+    strategy = FedBuff(buffer_size=1, max_in_flight=4, listeners=[recorder], **virtual(4))
+    run(strategy, grid, num_versions=2, timeout=5.0)
+    first, second, *others = recorder.of("join")
+    assert first.to_dict()["host"] == "lab-3"
+    assert "host" not in others[0].to_dict() | others[1].to_dict()
+    assert len(second.host) <= 100
+    assert second.host.startswith(r"a\nRejected: client 9\x1b[31mxx")
+    node = min(grid.nodes)
+    assert f"Rejected: client 0 (node {node} on lab-3): no reply within 5 s" in caplog.messages
+    # What was written before nodes told their host is still read.
+    old = {key: value for key, value in first.to_dict().items() if key != "host"}
+    assert event_from_dict(old) == replace(first, host="")
+    assert event_from_dict(first.to_dict()) == first
+
+
+def test_a_client_that_comes_back_as_another_node_has_the_name_of_that_one():
+    clients = Clients(seed=0)
+    clients.join(7, 0, 10, "lab-3")
+    clients.leave(7)
+    assert clients.join(7).named(7) == "client 0 (node 7 on lab-3)"  # not asked again
+    clients.leave(7)
+    client = clients.join(8, 0, 10, "lab-4")
+    assert client.named(8) == "client 0 (node 8 on lab-4)"
+    assert client.named(7) == "client 0 (node 7)"
+    clients.leave(8)
+    assert clients.join(9, 0, 10).named(9) == "client 0 (node 9)"
 
 
 def test_with_the_virtual_clock_a_wrong_number_of_nodes_is_an_error():

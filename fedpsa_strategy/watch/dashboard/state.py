@@ -56,6 +56,7 @@ class Client:
     """What is known of a client; its node id is text, as JavaScript has no 64-bit integers."""
 
     node_id: str
+    host: str = ""
     online: bool = True
     task: tuple[float, int] | None = None  # when it was given, and on which version
     buffered: bool = False
@@ -121,7 +122,8 @@ class PageState:
         self.run(event, wall)
         match event:
             case NodeJoined():
-                self._client(event).online = True
+                client = self._client(event)
+                client.online, client.host = True, _text(event.host)
             case NodeLeft():
                 self._client(event).online = False
             case Dispatched():
@@ -166,13 +168,15 @@ class PageState:
 
     def _take_rejection(self, event: Rejected) -> None:
         reason = _text(event.reason)
+        host = ""
         if event.client >= 0:  # -1: a reply that belongs to no task
             client = self._client(event)
             client.task, client.reason = None, reason
+            host = client.host
         told_apart = reason in self._reasons or len(self._reasons) < _REASONS
         self._reasons[reason if told_apart else "other reasons"] += 1
         rejection = {"time": event.time, "client": event.client, "node_id": str(event.node_id)}
-        self._rejections.append(rejection | {"reason": reason})
+        self._rejections.append(rejection | {"reason": reason, "host": host})
 
     def _take_version(self, event: Aggregated) -> None:
         number = self.run.effective_number
@@ -193,7 +197,8 @@ class PageState:
 
     def _client(self, event: _ClientEvent) -> Client:
         client = self.clients.setdefault(event.client, Client(""))
-        client.node_id = str(event.node_id)  # a client that comes back has another one
+        if client.node_id != str(event.node_id):  # a client that comes back has another one
+            client.node_id, client.host = str(event.node_id), ""
         return client
 
     def _add(self, name: str, value: Any, limit: int = _POINTS) -> None:
@@ -246,6 +251,7 @@ class PageState:
         for index in sorted(chosen):
             client, state = self.clients[index], states[index]
             row: dict[str, Any] = {"client": index, "node_id": client.node_id, "state": state}
+            row["host"] = client.host
             if client.task:
                 row |= {"since": client.task[0], "version": client.task[1]}
             if state == "paused":

@@ -233,6 +233,18 @@ def test_events_add_up():
     assert snapshot["rejections"][1]["node_id"] == str(NODE - 1)
 
 
+def test_a_client_has_the_name_of_its_machine():
+    joined = [
+        events.NodeJoined(
+            time=0.0, node_id=NODE - i, client=i, partition=i, num_examples=1.0, host=host
+        )
+        for i, host in enumerate(["lab-3", ""])
+    ]
+    state = state_of(*joined, start(), dispatch(1.0, 0), reject(2.0, 0), reject(3.0, 1))
+    assert [row["host"] for row in state.snapshot()["clients"]["rows"]] == ["lab-3", ""]
+    assert [item["host"] for item in state.snapshot()["rejections"]] == ["", "lab-3"]
+
+
 def test_a_quarantine_ends_with_time():
     paused = events.Quarantined(time=1.0, client=0, node_id=NODE, failures=3, until=5.0)
     state = state_of(paused, events.Waiting(time=5.0, reason="x"))

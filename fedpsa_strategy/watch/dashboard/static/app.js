@@ -472,6 +472,8 @@ function drawBuffers(run) {
     `Weights inside the last ${list.length} buffers: version ${last.version} has ${last.weights.map((weight) => weight.toFixed(3)).join(", ")}`);
 }
 
+const place = ({ node_id: id, host }) => (host ? `${id} on ${host}` : id);
+
 const STATES = { busy: "busy", buffered: "in the buffer", idle: "idle", paused: "quarantined", offline: "offline" };
 
 function drawClients(run) {
@@ -493,7 +495,7 @@ function drawClients(run) {
       lines: [
         ...(row.since === undefined ? [] : [{ text: `works on version ${integer(row.version)} since ${moment(run, row.since)}` }]),
         ...(row.until === undefined ? [] : [{ text: `${row.failures} failures in a row, out until ${moment(run, row.until)}` }]),
-        { text: `node ${row.node_id}` },
+        { text: `node ${place(row)}` },
       ],
     })),
   }, `Clients right now: ${Object.entries(STATES).map(([name, words]) => `${counts[name] ?? 0} ${words}`).join(", ")}`);
@@ -502,7 +504,7 @@ function drawClients(run) {
   const working = rows.filter((row) => row.since !== undefined).sort((a, b) => a.since - b.since).slice(0, 100);
   put("busy", [working, run.time], () => (working.length ? table(
     ["Client", "Node", "Version", "Since", "For"],
-    working.map((row) => [row.client, row.node_id, integer(row.version), moment(run, row.since), spent(run, row.since)]),
+    working.map((row) => [row.client, place(row), integer(row.version), moment(run, row.since), spent(run, row.since)]),
   ) : html("p", { class: "nothing" }, "Nobody is at work.")));
 }
 
@@ -520,12 +522,12 @@ function drawTrouble(run) {
     if (!rejected && !quarantines) return html("p", { class: "nothing" }, "Nothing was rejected, and nobody is quarantined.");
     return [
       ...(paused.length ? [html("h4", {}, "Quarantined"), table(["Client", "Failures", "Out until", "Last reason", "Node"],
-        paused.map((row) => [row.client, row.failures, moment(run, row.until), row.reason || "–", row.node_id]))] : []),
+        paused.map((row) => [row.client, row.failures, moment(run, row.until), row.reason || "–", place(row)]))] : []),
       ...(run.reasons.length ? [html("h4", {}, "Reasons"), html("ul", { class: "reasons" }, ...run.reasons.map(([reason, count]) =>
         html("li", {}, html("b", {}, `${integer(count)}×`), reason)))] : []),
       ...(run.rejections.length ? [html("h4", {}, `Last ${run.rejections.length === 1 ? "rejection" : `${run.rejections.length} rejections`}`),
         table(["When", "Client", "Reason", "Node"],
-          run.rejections.map((item) => [moment(run, item.time), item.client < 0 ? "–" : item.client, item.reason, item.node_id]))] : []),
+          run.rejections.map((item) => [moment(run, item.time), item.client < 0 ? "–" : item.client, item.reason, place(item)]))] : []),
     ];
   });
 }
