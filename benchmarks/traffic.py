@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report import Report, parser, with_unit
+from fedpsa_strategy.methods.registry import METHODS
 from fedpsa_strategy.wire.update_dtype import UPDATE_DTYPES
 from simulation.engines.local.run import num_cores, run_locally
-
-METHODS = ("fedpsa", "fedbuff", "ca2fl", "fedasync", "fedfa", "fedavg", "fedpac")
 
 
 @dataclass(frozen=True)
@@ -105,8 +104,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for dataset in parsed.datasets:
         found = {
             method: measure(method, dataset, parsed.data_dir)
-            for method in METHODS
-            if method != "fedpac" or dataset != "fmnist"  # its model has no encoder
+            for method, kind in METHODS.items()
+            if not (kind.needs_head and dataset == "fmnist")  # its model has no encoder
         }
         for update_dtype in UPDATE_DTYPES[1:]:
             found[f"fedpsa, {update_dtype}"] = measure(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from functools import lru_cache
+from importlib import import_module
 from typing import Any, cast
 
 import torch
@@ -12,8 +13,8 @@ from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 from torch import nn
 
-from client_app.fedpac import train_fedpac
 from fedpsa_strategy.client.reply import make_reply
+from fedpsa_strategy.methods.registry import find_method
 from fedpsa_strategy.probe.probe import LossFn
 from fedpsa_strategy.probe.state_dicts import load_values, parameter_views, read_arrays
 from task.hardware import resolve_device, set_threads
@@ -45,19 +46,14 @@ def train(message: Message, context: Context) -> Message:
         "batch_size": _get(config, "batch-size", int),
         "seed": _get(config, "seed", int),
     }
-    extra = {}
+    extra: dict[str, ArrayRecord] = {}
     started = time.perf_counter()
-    if config.get("method") == "fedpac":
-        loss, extra["fedpac"] = train_fedpac(
-            model,
-            shard,
-            cast(ArrayRecord, message.content["fedpac"]),
-            alignment=_get(config, "alignment", float),
-            head_lr=_get(config, "head-lr", float),
-            head_epochs=_get(config, "head-epochs", int),
-            device=device,
-            **common,
-        )
+    if reference := find_method(_get(run, "strategy", str)).client_half:
+        # The method has a way of its own to train: function(model, shard, message, ...) ->
+        # (loss, records that go with the reply).
+        module, _, name = reference.partition(":")
+        own_way = getattr(import_module(module), name)
+        loss, extra = own_way(model, shard, message, device=device, **common)
     else:
         proximal = _get(config, "proximal", float) if "proximal" in config else 0.0
         loss = train_model(

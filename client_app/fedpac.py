@@ -4,18 +4,45 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any, cast
 
 import torch
-from flwr.app import ArrayRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedpsa_strategy.methods.fedpac import FedPACMethod
 from fedpsa_strategy.seeds import derive
 from task.shards import Shard
 from task.training import train
 
 _STATISTICS_BATCH = 1000
+
+
+def train_from_message(
+    model: nn.Module, shard: Shard, message: Message, **common: Any
+) -> tuple[float, dict[str, ArrayRecord]]:
+    """Train as a train message of FedPAC says; return the mean loss and the reply's records.
+
+    Parameters
+    ----------
+    model, shard
+        See `train_fedpac`.
+    message : Message
+        Its config has FedPAC's settings, its record `fedpac` the centroids.
+    **common : Any
+        `lr`, `epochs`, `batch_size`, `seed` and `device`.
+    """
+    config = cast(ConfigRecord, message.content["config"])
+    settings = FedPACMethod(
+        alignment=cast(float, config["alignment"]),
+        head_lr=cast(float, config["head-lr"]),
+        head_epochs=cast(int, config["head-epochs"]),
+    )
+    received = cast(ArrayRecord, message.content["fedpac"])
+    loss, record = train_fedpac(model, shard, received, **asdict(settings), **common)
+    return loss, {"fedpac": record}
 
 
 def train_fedpac(

@@ -135,7 +135,9 @@ class Method:
     remembers_clients : bool
         Whether the rule has a mapping `memory` with a vector for every client.
     client_half : str
-        "module:function" of the piece that trains at the client; empty for ordinary training.
+        "module:function" that trains at the client instead of the app's ordinary training: called
+        with (model, shard, message, lr=, epochs=, batch_size=, seed=, device=), it returns the mean
+        loss and a dict of records for the reply. Empty for ordinary training.
     needs_head : bool
         Whether the model has to have an `encoder` and a linear `head`.
     variants : tuple[Variant, ...]

@@ -142,7 +142,7 @@ class FedPACMethod(Method):
     colour = "#8a6fc4"
     rule = FedPACRule
     rounds = True
-    client_half = "client_app.fedpac:train_fedpac"
+    client_half = "client_app.fedpac:train_from_message"
     needs_head = True
     table = Row(
         aggregated="encoders; heads per client",
@@ -158,9 +158,8 @@ class FedPACMethod(Method):
     head_epochs: int = setting(1, "epochs of the head's training", least=0)
 
     def client_config(self) -> dict[str, Any]:
-        """Return what selects the client's half, and its settings."""
+        """Return the settings of the client's half."""
         return {
-            "method": "fedpac",
             "alignment": self.alignment,
             "head-lr": self.head_lr,
             "head-epochs": self.head_epochs,

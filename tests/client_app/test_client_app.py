@@ -165,11 +165,13 @@ def pac_records(known=0, features=32):
     )
 
 
-PAC = {"method": "fedpac", "alignment": 1.0, "head-lr": 0.1, "head-epochs": 1}
+PAC = {"alignment": 1.0, "head-lr": 0.1, "head-epochs": 1}
 
 
 def test_fedpac_replies_with_statistics(cache):
-    reply = call(MessageType.TRAIN, context(cache), TRAIN | PAC, fedpac=pac_records()).content
+    reply = call(
+        MessageType.TRAIN, context(cache, strategy="fedpac"), TRAIN | PAC, fedpac=pac_records()
+    ).content
     counts = reply["fedpac"]["class-counts"].numpy()
     assert counts.sum() == 404
     assert reply["fedpac"]["centroids"].numpy().shape == (10, 32)

@@ -133,7 +133,7 @@ def test_fedpac_sends_each_client_its_own_head_and_the_centroids():
     assert [content["arrays"]["head"].numpy()[0] for content in seen[1]][:2] == [0.0, 2.0]
     assert seen[0][0]["fedpac"]["known"].numpy().tolist() == [0, 0]
     assert seen[0][1]["fedpac"]["known"].numpy().tolist() == [1, 1]
-    assert seen[0][1]["config"]["method"] == "fedpac"
+    assert seen[0][1]["config"]["head-epochs"] == 1
     np.testing.assert_allclose(result.arrays["head"].numpy(), [3.0])  # mean of 2 and 4
     np.testing.assert_allclose(result.arrays["w"].numpy(), [2.0, 2.0])
 

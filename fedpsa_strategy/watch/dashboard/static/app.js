@@ -327,7 +327,7 @@ function xOf(axis, runs) {
   return { factor: 1 / unit, label: `${label} since the start`, show: (value) => duration(value * unit) };
 }
 
-const othersMethod = (run) => Boolean(run.strategy) && run.strategy !== "fedpsa";
+const othersMethod = (run) => run.uploads.length > 0 && !(run.series.kappa ?? []).length;
 
 function drawCurves(runs) {
   const { axis, usable } = axisOf(runs);
@@ -362,9 +362,9 @@ function drawCurves(runs) {
   update("quality", MEASURES[measure].title, model("quality", MEASURES[measure].y, (run) => run.series[measure] ?? [], { fit: state.fit }),
     known("loss") && measure !== "loss" ? "This task has no accuracy: see the loss." : "Not evaluated yet.");
   update("temperature", "Temperature", model("temperature", { low: 0, show: fixed(3) }, (run) => run.series.temperature ?? []),
-    runs.every(othersMethod) ? "Only FedPSA has a temperature." : "No temperature yet: it needs a full queue of update norms.");
+    runs.every(othersMethod) ? "These methods have no temperature." : "No temperature yet: it needs a full queue of update norms.");
   update("kappa", "Mean κ", model("kappa", { high: 1, show: fixed(3) }, (run) => run.series.kappa ?? []),
-    runs.every(othersMethod) ? "Only FedPSA has κ." : "No upload with κ yet.");
+    runs.every(othersMethod) ? "These methods report no κ." : "No upload with κ yet.");
   update("rate", "Uploads per second", model("rate", { low: 0, show: (value) => `${value.toFixed(1)} /s` }, rates),
     runs.every((run) => run.start && run.elapsed === null) ? "The events of these runs carry no wall time." : "Not enough uploads yet.");
   drawStaleness(runs);
