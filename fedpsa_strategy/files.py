@@ -13,11 +13,11 @@ from typing import BinaryIO
 PRIVATE = 0o600
 """The mode of files that only their owner may read."""
 
-SHARED = 0o666
-"""The mode of files that others may read as far as the user's umask allows."""
+PUBLIC = 0o644
+"""The mode of files that everybody may read."""
 
 
-def write_atomically(path: Path, *parts: bytes | str, mode: int = SHARED) -> None:
+def write_atomically(path: Path, *parts: bytes | str, mode: int | None = None) -> None:
     """Write a file under a temporary name, make sure that it is on the disk, and rename it.
 
     Parameters
@@ -26,8 +26,8 @@ def write_atomically(path: Path, *parts: bytes | str, mode: int = SHARED) -> Non
         The file; its folder is made if it does not exist.
     *parts : bytes | str
         What is in it; text is written as UTF-8.
-    mode : int (default: SHARED)
-        Its permissions, less what the umask takes away.
+    mode : int | None (default: None)
+        Its permissions, whatever the umask says; None: as far as the umask allows.
 
     Raises
     ------
@@ -37,9 +37,11 @@ def write_atomically(path: Path, *parts: bytes | str, mode: int = SHARED) -> Non
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode or 0o666)
         try:
             with os.fdopen(descriptor, "wb") as file:
+                if mode is not None:
+                    os.fchmod(descriptor, mode)
                 file.writelines(p.encode() if isinstance(p, str) else p for p in parts)
                 file.flush()
                 os.fsync(descriptor)

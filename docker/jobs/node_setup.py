@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_private_key,
 )
 
-from jobs.files import PRIVATE, PUBLIC, write_file
+from fedpsa_strategy.files import PRIVATE, PUBLIC, write_atomically
 from task.datasets import load_raw
 from task.partition import partition, split_test
 
@@ -48,10 +48,10 @@ def ensure_key(key_dir: Path, public_dir: Path) -> None:
     else:
         key = ec.generate_private_key(ec.SECP384R1())
         data = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
-        write_file(key_path, data, PRIVATE)
+        write_atomically(key_path, data, mode=PRIVATE)
         print("New key.")
     public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-    write_file(public_dir / "node.pub", public + b"\n", PUBLIC)
+    write_atomically(public_dir / "node.pub", public + b"\n", mode=PUBLIC)
 
 
 def ensure_demo_data(data_dir: Path, partition_id: int, num_partitions: int) -> None:
@@ -80,7 +80,7 @@ def ensure_demo_data(data_dir: Path, partition_id: int, num_partitions: int) -> 
     mine = train[parts[partition_id]]
     buffer = BytesIO()
     np.savez_compressed(buffer, x=images[mine], y=labels[mine], demo=np.array(share))
-    write_file(path, buffer.getvalue(), PRIVATE)
+    write_atomically(path, buffer.getvalue(), mode=PRIVATE)
     print(f"Demo data: {share}, {len(mine)} samples.")
 
 

@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from jobs.files import PRIVATE, PUBLIC, write_file
+from fedpsa_strategy.files import PRIVATE, PUBLIC, write_atomically
 
 NAMES = ("superlink", "superlink-control", "localhost", "127.0.0.1", "::1")
 """What the SuperLink is called on the compose networks and in its own container."""
@@ -70,8 +70,8 @@ def ensure_certificates(ca_dir: Path, tls_dir: Path, trust_dir: Path, names: Seq
         )
         .sign(ca_key, hashes.SHA384())
     )
-    write_file(key_path, _private_bytes(key), PRIVATE)
-    write_file(certificate_path, certificate.public_bytes(Encoding.PEM), PUBLIC)
+    write_atomically(key_path, _private_bytes(key), mode=PRIVATE)
+    write_atomically(certificate_path, certificate.public_bytes(Encoding.PEM), mode=PUBLIC)
     print(f"New certificate of the SuperLink, for {', '.join(names)}.")
 
 
@@ -91,8 +91,8 @@ def _ensure_authority(
         .add_extension(_key_usage(authority=True), critical=True)
         .sign(key, hashes.SHA384())
     )
-    write_file(key_path, _private_bytes(key), PRIVATE)
-    write_file(certificate_path, certificate.public_bytes(Encoding.PEM), PUBLIC)
+    write_atomically(key_path, _private_bytes(key), mode=PRIVATE)
+    write_atomically(certificate_path, certificate.public_bytes(Encoding.PEM), mode=PUBLIC)
     print("New certificate authority.")
     return key, certificate
 

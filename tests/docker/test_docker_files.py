@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_public_key,
 )
 
-from jobs import files, health, node_setup, register, tls
+from jobs import health, node_setup, register, tls
 from jobs import run as run_job
 from jobs.control import CommandFailed
 from simulation.app_config import default_run_config
@@ -64,13 +64,6 @@ def test_private_keys_are_their_owners_alone(folders, tmp_path):
         assert mode(path) == 0o600
         assert path.stat().st_uid == os.getuid()
     assert mode(tmp_path / "node.pub") == 0o644
-
-
-def test_a_file_never_has_wider_permissions_and_leaves_nothing_behind(tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "fsync", lambda descriptor: (_ for _ in ()).throw(OSError("disk full")))
-    with pytest.raises(OSError, match="disk full"):
-        files.write_file(tmp_path / "key", b"secret", files.PRIVATE)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_certificate_names_the_superlink_and_is_the_authoritys(folders):
