@@ -18,7 +18,7 @@ from benchmarks.measure import Spread, cpu_seconds_of, paired_ratio, peak_memory
 from benchmarks.report import Report, parser, with_unit
 from fedpsa_strategy import CA2FL, AsyncStrategy, FedAsync, FedAvg, FedBuff, FedFa, FedPAC, FedPSA
 from fedpsa_strategy.methods.fedpac import CENTROIDS, COUNTS, FEATURES, VARIANCE
-from fedpsa_strategy.server.fedpac import RECORD_KEY
+from fedpsa_strategy.server.callbacks.head_statistics import RECORD_KEY
 from simulation.engines.local.internals import SERVER_NODE_ID, act_as, give_id
 
 BUFFER = 5

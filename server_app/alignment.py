@@ -18,8 +18,8 @@ import torch
 from flwr.app import ArrayRecord, MetricRecord
 from torch import Tensor, nn
 
-from fedpsa_strategy import AsyncStrategy
-from fedpsa_strategy.server.strategy import Task
+from fedpsa_strategy.server.callbacks import Callback
+from fedpsa_strategy.server.run_state import RunState, Task
 from fedpsa_strategy.wire.replies import TrainReply
 from task.tensors import Shard
 
@@ -28,21 +28,11 @@ BATCH_SIZE = 256
 LossFn = Callable[[Tensor, Tensor], Tensor]
 
 
-def record_alignment(
-    strategy: AsyncStrategy,
-    model: nn.Module,
-    shard: Shard,
-    loss_fn: LossFn,
-    *,
-    every: int,
-    seed: int,
-) -> None:
-    """Let every n-th upload of a strategy carry a metric `align`.
+class Alignment(Callback):
+    """Lets every n-th upload carry a metric `align`; the last of a strategy's callbacks.
 
     Parameters
     ----------
-    strategy : AsyncStrategy
-        Its `inspect` is wrapped, so that updates it refuses are not measured.
     model : nn.Module
         A workspace.
     shard : Shard
@@ -54,25 +44,29 @@ def record_alignment(
     seed : int
         Seed of the test batch.
     """
-    gradient = _gradient_fn(model, _test_batch(shard, seed), loss_fn)
-    inspect = strategy.inspect
-    at_server: dict[int, Tensor] = {}  # by version; one entry at a time
 
-    def inspect_and_measure(task: Task, reply: TrainReply) -> TrainReply:
-        checked = inspect(task, reply)
-        state = strategy.state
-        if (state.uploads + 1) % every:
-            return checked
-        if state.version not in at_server:
-            at_server.clear()
-            at_server[state.version] = gradient(state.arrays)
-        client = strategy.start_of(task)[0] + checked.delta
-        align = _cosine(
-            gradient(state.layout.write(client, checked.states)), at_server[state.version]
-        )
-        return replace(checked, metrics=MetricRecord({**checked.metrics, "align": align}))
+    def __init__(
+        self, model: nn.Module, shard: Shard, loss_fn: LossFn, *, every: int, seed: int
+    ) -> None:
+        self._gradient = _gradient_fn(model, _test_batch(shard, seed), loss_fn)
+        self._every = every
+        self._at_server: tuple[int, Tensor] | None = None  # version and gradient
 
-    strategy.inspect = inspect_and_measure  # type: ignore[method-assign]
+    def begin(self, run: RunState) -> None:
+        """Forget the gradient of another run."""
+        super().begin(run)
+        self._at_server = None
+
+    def check(self, task: Task, reply: TrainReply, sent: TrainReply) -> TrainReply:  # noqa: ARG002
+        """Return the reply, with the metric if it is its turn."""
+        run = self.run
+        if (run.uploads + 1) % self._every:
+            return reply
+        if self._at_server is None or self._at_server[0] != run.version:
+            self._at_server = (run.version, self._gradient(run.arrays))
+        client = run.layout.write(task.start.vector + reply.delta, reply.states)
+        align = _cosine(self._gradient(client), self._at_server[1])
+        return replace(reply, metrics=MetricRecord({**reply.metrics, "align": align}))
 
 
 def _test_batch(shard: Shard, seed: int) -> Shard:

@@ -18,8 +18,8 @@ from flwr.serverapp import Grid, ServerApp
 from fedpsa_strategy.errors import FedPSAError
 from fedpsa_strategy.server.checkpoint import Checkpointer
 from fedpsa_strategy.server.clock import DAY
-from fedpsa_strategy.server.loop import STOP_REQUESTED
 from fedpsa_strategy.server.snapshot import check_fits
+from fedpsa_strategy.server.stop import STOP_REQUESTED
 from fedpsa_strategy.watch.curve import draw_curve
 from fedpsa_strategy.watch.event_log import EventLog, complete_size, read_events
 from fedpsa_strategy.watch.status_line import StatusLine
@@ -111,7 +111,7 @@ def _run(
         experiment = build_experiment(settings, [status])
         strategy = experiment.strategy
         if saved is not None:
-            check_fits(saved, strategy, Layout(experiment.initial_arrays).size)
+            check_fits(saved, strategy.rule, Layout(experiment.initial_arrays).size)
         begun = True
         run_dir.write_config(settings.to_run_config())
         keep = 0 if saved is None else _replay(saved, settings, run_dir, status)

@@ -28,12 +28,12 @@ from fedpsa_strategy.methods.base import Sketched
 from fedpsa_strategy.methods.fedpac import FedPACMethod
 from fedpsa_strategy.probe.sensitivity import num_trainable
 from fedpsa_strategy.seeds import derive
+from fedpsa_strategy.server.callbacks import NormGuard
 from fedpsa_strategy.server.clock import DAY, Clock, Latency
 from fedpsa_strategy.server.events import Listener
-from fedpsa_strategy.server.norm_guard import NormGuard
 from fedpsa_strategy.server.strategies import strategy_of
 from fedpsa_strategy.wire.contract import trainable_keys
-from server_app.alignment import record_alignment
+from server_app.alignment import Alignment
 from server_app.personal import personal_accuracy
 from server_app.settings import Settings
 from server_app.task_defaults import resolve
@@ -96,13 +96,14 @@ def build_experiment(settings: Settings, listeners: Sequence[Listener]) -> Exper
     }
     strategy = make_strategy(settings, task, model, config, common)
     if every := getattr(settings.method, "alignment_every", 0):
-        record_alignment(
-            strategy,
-            model,
-            as_shard(task.test_data(), "test_data"),
-            task.loss,
-            every=every,
-            seed=derive(settings.seed, "alignment"),
+        strategy.callbacks.append(
+            Alignment(
+                model,
+                as_shard(task.test_data(), "test_data"),
+                task.loss,
+                every=every,
+                seed=derive(settings.seed, "alignment"),
+            )
         )
     return Experiment(
         strategy=strategy,

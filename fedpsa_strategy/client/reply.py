@@ -14,8 +14,15 @@ from torch import Tensor, nn
 
 from fedpsa_strategy.probe.probe import LossFn, Probe
 from fedpsa_strategy.probe.state_dicts import read_arrays
-from fedpsa_strategy.server.fedpsa import CALIBRATION_KEY
-from fedpsa_strategy.wire.contract import DELTA, MARK, REPLY_ARRAYS, STATES, mark, trainable_keys
+from fedpsa_strategy.wire.contract import (
+    CALIBRATION,
+    DELTA,
+    MARK,
+    REPLY_ARRAYS,
+    STATES,
+    mark,
+    trainable_keys,
+)
 from fedpsa_strategy.wire.layout import write_array
 from fedpsa_strategy.wire.update_dtype import UPDATE_DTYPE_KEY, check_update_dtype, decode
 
@@ -153,9 +160,9 @@ def _calibration(
     """Return the calibration batch that came with this message or an earlier one."""
     if config.get("calibration-transport") != "arrays":
         return None
-    sent = cast(ArrayRecord | None, message.content.get(CALIBRATION_KEY))
+    sent = cast(ArrayRecord | None, message.content.get(CALIBRATION))
     if context is None:
         return sent
     if sent is not None:
-        context.state[CALIBRATION_KEY] = sent
-    return context.state.array_records.get(CALIBRATION_KEY)
+        context.state[CALIBRATION] = sent
+    return context.state.array_records.get(CALIBRATION)

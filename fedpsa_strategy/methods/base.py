@@ -306,6 +306,10 @@ class Rule(ABC):
         self.report = {}
         self.version_report = {}
 
+    def start_for(self, client: int) -> Vector:  # noqa: ARG002
+        """Return what a client starts from; the current model itself, unless overridden."""
+        return self.model
+
     @abstractmethod
     def add(self, update: Update) -> Vector | None:
         """Take one update; return the new global model if this one makes a version."""

@@ -78,9 +78,13 @@ class FedPACRule(Rule):
         self.known: NDArray[np.bool_] | None = None  # classes that have a centroid
         self.round: list[_Member] = []
 
-    def head_of(self, client: int) -> Vector:
-        """Return the client's own head; the mean head as long as it has none."""
-        return self.heads.get(client, self.model[self.head])
+    def start_for(self, client: int) -> Vector:
+        """Return the encoder with the client's own head; the model as long as it has none."""
+        if client not in self.heads:
+            return self.model
+        start = self.model.copy()
+        start[self.head] = self.heads[client]
+        return start
 
     def add(self, update: Update) -> Vector | None:
         """Collect the update until the round ends."""

@@ -29,7 +29,7 @@ from fedpsa_strategy.files import (
 
 log = logging.getLogger("flwr")
 
-FORMAT = 2
+FORMAT = 3
 _MAGIC = b"fedpsa-checkpoint"
 _ARRAY = "__array__"
 _TREE = "tree"

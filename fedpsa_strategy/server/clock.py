@@ -105,22 +105,62 @@ class LongTailLatency(_IntervalLatency):
 
 
 class Clock(ABC):
-    """What the loop asks of a clock."""
+    """What a run asks of its clock; nobody asks what kind it is.
 
-    virtual: bool
+    Attributes
+    ----------
+    fixed_nodes : bool
+        Whether exactly the nodes of the beginning take part until the end.
+    """
+
+    fixed_nodes: bool
 
     @abstractmethod
     def start(self, at: float = 0.0) -> None:
         """Begin to count, from `at` (not 0 when a run is resumed)."""
 
+    @abstractmethod
     def hold(self, at: float = 0.0) -> None:
         """Stand still at `at` until the start: waiting for nodes does not count as run time."""
-        self.start(at)
 
     @property
     @abstractmethod
     def now(self) -> float:
         """The current time of the run: seconds, or virtual units."""
+
+    @abstractmethod
+    def due(self, client: int, sequence: int) -> float | None:
+        """Return when the reply to a task that is sent now takes effect; None: on arrival.
+
+        Replies with such a time take effect in its order, ties in the order of the tasks; a task
+        that was in flight when a run was interrupted is still due then.
+        """
+
+    @abstractmethod
+    def moment(self, due: float | None) -> float:
+        """Return the time up to which the run may go on: `due` is that of the reply at hand."""
+
+    @abstractmethod
+    def advance(self, to: float, end: float | None = None) -> bool:
+        """Go on to a moment, or to the end if that comes first; tell whether it was reached."""
+
+    @abstractmethod
+    def gives_up(self, sent: float, last_reply: float, timeout: float) -> float:
+        """Return when a reply is no longer waited for, in real seconds.
+
+        Parameters
+        ----------
+        sent : float
+            When its message was sent.
+        last_reply : float
+            When the last reply of any client came.
+        timeout : float
+            How long to wait.
+        """
+
+    @abstractmethod
+    def stands_at(self, moment: float) -> bool:
+        """Return whether a result of this moment is also one of the end, if the run ends now."""
 
 
 class WallClock(Clock):
@@ -132,7 +172,7 @@ class WallClock(Clock):
         Where the time comes from.
     """
 
-    virtual = False
+    fixed_nodes = False
 
     def __init__(self, source: Callable[[], float] = time.monotonic) -> None:
         self._source = source
@@ -153,6 +193,26 @@ class WallClock(Clock):
         """Seconds since the start."""
         return self._source() - self._origin if self._held is None else self._held
 
+    def due(self, client: int, sequence: int) -> float | None:  # noqa: ARG002
+        """Return None: first come, first served."""
+        return None
+
+    def moment(self, due: float | None) -> float:  # noqa: ARG002
+        """Return the time it is."""
+        return self.now
+
+    def advance(self, to: float, end: float | None = None) -> bool:  # noqa: ARG002
+        """Return True: real time goes on by itself, and late is late."""
+        return True
+
+    def gives_up(self, sent: float, last_reply: float, timeout: float) -> float:  # noqa: ARG002
+        """Return the end of the timeout."""
+        return sent + timeout
+
+    def stands_at(self, moment: float) -> bool:  # noqa: ARG002
+        """Return True: real time has always moved on, which says nothing about the model."""
+        return True
+
     def __repr__(self) -> str:
         return "WallClock()"
 
@@ -166,26 +226,47 @@ class VirtualClock(Clock):
         The response time of each task.
     """
 
-    virtual = True
+    fixed_nodes = True
+
+    now: float = 0.0  # virtual units since the start
 
     def __init__(self, latency: Latency) -> None:
         self.latency = latency
-        self._now = 0.0
 
     def start(self, at: float = 0.0) -> None:
         """Set the time to `at`."""
-        self._now = at
+        self.now = at
 
-    @property
-    def now(self) -> float:
-        """Virtual units since the start."""
-        return self._now
+    def hold(self, at: float = 0.0) -> None:
+        """Set the time to `at`: it moves only when it is told to."""
+        self.now = at
 
-    def advance(self, to: float) -> None:
-        """Jump to a later moment."""
-        if to < self._now:
-            raise ValueError(f"virtual time cannot go back from {self._now} to {to}")
-        self._now = to
+    def due(self, client: int, sequence: int) -> float | None:
+        """Return the time after the client's response time."""
+        return self.now + self.latency(client, sequence)
+
+    def moment(self, due: float | None) -> float:
+        """Return when the reply takes effect; without one, time stands still."""
+        return self.now if due is None else due
+
+    def advance(self, to: float, end: float | None = None) -> bool:
+        """Jump to a later moment, or to the end before it."""
+        if to < self.now:
+            raise ValueError(f"virtual time cannot go back from {self.now} to {to}")
+        reached = end is None or to <= end
+        self.now = to if reached or end is None else end
+        return reached
+
+    def gives_up(self, sent: float, last_reply: float, timeout: float) -> float:
+        """Return the end of the timeout after the last sign of life of anybody.
+
+        Simulated clients take turns on few processors: one that waits for its turn is not late.
+        """
+        return max(sent, last_reply) + timeout
+
+    def stands_at(self, moment: float) -> bool:
+        """Return whether it is this moment: the last point of a curve over time is the end."""
+        return self.now == moment
 
     def __repr__(self) -> str:
         return f"VirtualClock({self.latency!r})"

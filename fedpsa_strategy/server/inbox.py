@@ -1,110 +1,177 @@
-"""Pulling replies from a grid, some of which may be unreadable."""
+"""Collect: which replies are awaited, which have arrived, and which one takes effect next."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+import heapq
+from bisect import bisect_left, insort
+from collections.abc import Callable
 
 from flwr.app import Message
 from flwr.serverapp import Grid
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
-# What Flower's code raises when it turns the bytes of a reply into a message: protobuf's own error;
-# KeyError for objects that are missing or of unknown types, and for values that are missing in a
-# description; ValueError and TypeError for parts that do not fit, texts that are no UTF-8 or JSON,
-# and metrics without a value; AttributeError for objects that are no messages. A grid that is gone,
-# or whose run has ended, raises none of these: httpx's errors, which are no ValueErrors, grpc's
-# RpcError, OSError, RuntimeError, and Flower's RunNotRunningException, which is a BaseException.
-DECODING_ERRORS = (
-    ArithmeticError,
-    AttributeError,
-    DecodeError,
-    LookupError,
-    RecursionError,
-    TypeError,
-    ValueError,
-)
+from fedpsa_strategy.errors import ForgeryError
+from fedpsa_strategy.server.evaluation import Evaluations
+from fedpsa_strategy.server.pull import MOST_ASKED, Puller
+from fedpsa_strategy.server.run_state import RunState, Task
 
-_MESSAGE_UNAVAILABLE = 3  # Flower's ErrorCode: the SuperLink has no such message, or not any more
-
-
-@dataclass
-class Pulled:
-    """What a pull found.
-
-    Parameters
-    ----------
-    replies : list[Message]
-        The replies that can be read.
-    unreadable : dict[str, str]
-        Ids of messages whose reply cannot be, and the error.
-    lost : list[str]
-        Ids of messages whose reply was taken and lost, by no fault of its sender.
-    """
-
-    replies: list[Message] = field(default_factory=list)
-    unreadable: dict[str, str] = field(default_factory=dict)
-    lost: list[str] = field(default_factory=list)
+Reply = Message | ForgeryError | None  # None: it never came; an error: nobody can read it
 
 
 class Inbox:
-    """Pulls replies, and finds the one that cannot be read.
-
-    A SuperLink deletes all the replies that it hands out in one pull. If one of them cannot be
-    decoded, `pull_messages` raises and the others are lost with it. Which they were, the SuperLink
-    tells when it is asked again: it does not know their messages any more. From then on everybody
-    who was asked is asked singly, until each has answered: the next error has a name.
+    """Collects the replies to train messages, and puts them into the order of their effect.
 
     Parameters
     ----------
+    run : RunState
+        The run.
     grid : Grid
-        Where the nodes are.
+        Where replies come from.
+    evaluations : Evaluations
+        Gets the replies that are its own.
+    timeout : float
+        Real seconds after which a reply is no longer waited for.
+    monotonic : Callable[[], float]
+        Real time.
     """
 
-    def __init__(self, grid: Grid) -> None:
-        self._grid = grid
-        self._singly: set[str] = set()
-        self._doubtful: set[str] = set()  # their replies may be lost
+    def __init__(
+        self,
+        run: RunState,
+        grid: Grid,
+        evaluations: Evaluations,
+        timeout: float,
+        monotonic: Callable[[], float],
+    ) -> None:
+        self._run = run
+        self._evaluations = evaluations
+        self._timeout = timeout
+        self._monotonic = monotonic
+        self._puller = Puller(grid)
+        # Messages by id: what is not answered, with the time it was sent (in that order), and
+        # those with a due time also in its order; what is answered; a heap of the order of effect.
+        self._unanswered: dict[str, float] = {}
+        self._unanswered_in_order: list[tuple[float, int, str]] = []
+        self._arrived: dict[str, Reply] = {}
+        self._queue: list[tuple[float, int, str]] = []
+        self._num_arrived = 0
+        self._last_reply = 0.0
 
-    def pull(self, message_ids: Iterable[str]) -> Pulled:
-        """Return what has arrived for these messages."""
-        found = Pulled()
-        wanted = list(message_ids)
-        together = [key for key in wanted if key not in self._singly]
-        if len(together) == 1:
-            self._pull_one(together[0], found)
-        elif together:
-            try:
-                found.replies += self._grid.pull_messages(together)
-            except DECODING_ERRORS:
-                self._singly.update(together)
-                self._doubtful.update(together)
-        for key in wanted if self._singly else ():
-            if key in self._singly:
-                self._pull_one(key, found)
-        return found
+    def __len__(self) -> int:
+        return len(self._unanswered)
 
-    def watch(self, message_id: str) -> None:
-        """Ask for the reply to this message singly: it was sent again."""
-        self._singly.add(message_id)
+    def begin(self) -> None:
+        """Wait from now on."""
+        self._last_reply = self._monotonic()
 
-    def forget(self, message_id: str) -> None:
-        """Do not think of a message any more: it is answered, or given up."""
-        self._singly.discard(message_id)
-        self._doubtful.discard(message_id)
+    def expect(self, task: Task, sent: float, *, accepted: bool = True) -> None:
+        """Wait for the reply to a task's message; one that was not accepted never comes."""
+        self._unanswered[task.message_id] = sent
+        if task.due is not None:
+            place = (task.due, task.sequence, task.message_id)
+            heapq.heappush(self._queue, place)
+            insort(self._unanswered_in_order, place)
+        if not accepted:
+            self._arrive(task.message_id, None)
 
-    def _pull_one(self, key: str, found: Pulled) -> None:
-        try:
-            replies = list(self._grid.pull_messages([key]))
-        except DECODING_ERRORS as error:
-            found.unreadable[key] = f"the reply cannot be decoded: {type(error).__name__}: {error}"
-            return
+    def expect_singly(self, task: Task) -> None:
+        """Ask for the reply to this task by itself: it was sent again."""
+        self._puller.watch(task.message_id)
+
+    @property
+    def ready(self) -> bool:
+        """Whether the reply that takes effect next is here."""
+        return bool(self._queue) and self._queue[0][2] in self._arrived
+
+    def next_task(self) -> Task | None:
+        """Return the task whose reply takes effect next, if that reply is here."""
+        if not self._queue or self._queue[0][2] not in self._arrived:
+            return None
+        return self._run.in_flight[self._queue[0][2]]
+
+    def take(self, task: Task) -> Reply:
+        """Return the reply of the next task, which is waited for no longer."""
+        heapq.heappop(self._queue)
+        return self._arrived.pop(task.message_id)
+
+    def collect(self, *, evaluations_only: bool = False) -> tuple[bool, list[Task]]:
+        """Pull what has arrived; give up what is late.
+
+        Returns
+        -------
+        tuple[bool, list[Task]]
+            Whether anything came, and the tasks whose replies were lost.
+        """
+        wanted = self._evaluations.outstanding()
+        if not evaluations_only:
+            wanted = self._wanted() + wanted
+        pulled = self._puller.pull(wanted)
+        now = self._monotonic()
+        replies = pulled.replies
+        if len(replies) > 1:
+            replies.sort(key=self._sequence_of)
         for reply in replies:
-            if key in self._doubtful and _is_unavailable(reply):
-                found.lost.append(key)
-            else:
-                found.replies.append(reply)
+            self._arrive(reply.metadata.reply_to_message_id, reply)
+            self._last_reply = now
+        for key, problem in pulled.unreadable.items():
+            self._arrive(key, ForgeryError(problem))
+            self._last_reply = now
+        lost = [task for key in pulled.lost if (task := self._lose(key)) is not None]
+        while not evaluations_only and self._is_late(now):
+            self._arrive(next(iter(self._unanswered)), None)
+        return bool(replies or pulled.unreadable or pulled.lost), lost
 
+    def _wanted(self) -> list[str]:
+        """Return what to ask for, in the order in which replies will count.
 
-def _is_unavailable(reply: Message) -> bool:
-    return reply.has_error() and reply.error.code == _MESSAGE_UNAVAILABLE
+        An engine of our own works on them in that order.
+        """
+        order = self._unanswered_in_order
+        if not order:
+            return list(self._unanswered)
+        # Before one of them is given up, it must have been asked for.
+        if len(order) > MOST_ASKED and not self._is_late(self._monotonic()):
+            order = order[:MOST_ASKED]
+        return [key for _, _, key in order]
+
+    def _is_late(self, now: float) -> bool:
+        """Tell whether the message that was sent first is given up."""
+        if not self._unanswered:
+            return False
+        sent = next(iter(self._unanswered.values()))
+        return now >= self._run.clock.gives_up(sent, self._last_reply, self._timeout)
+
+    def _sequence_of(self, reply: Message) -> int:
+        task = self._run.in_flight.get(reply.metadata.reply_to_message_id)
+        return -1 if task is None else task.sequence
+
+    def _arrive(self, message_id: str, reply: Reply) -> None:
+        self._puller.forget(message_id)
+        if self._unanswered.pop(message_id, None) is None:
+            self._evaluations.arrive(message_id, reply)
+            return
+        self._arrived[message_id] = reply
+        task = self._run.in_flight.get(message_id)
+        if task is not None and task.due is not None:
+            self._no_longer_in_order(task)
+        else:  # first come, first served
+            self._num_arrived += 1
+            heapq.heappush(self._queue, (0.0, self._num_arrived, message_id))
+
+    def _lose(self, key: str) -> Task | None:
+        """Forget a message whose reply was lost; return its task, if it was a train message."""
+        self._puller.forget(key)
+        for message_id in self._evaluations.repeat(key):
+            self._puller.watch(message_id)
+        if self._unanswered.pop(key, None) is None:
+            return None
+        task = self._run.in_flight[key]
+        if task.due is not None:
+            self._no_longer_in_order(task)
+            self._queue.remove((task.due, task.sequence, key))
+            heapq.heapify(self._queue)
+        return task
+
+    def _no_longer_in_order(self, task: Task) -> None:
+        assert task.due is not None
+        place = (task.due, task.sequence, task.message_id)
+        del self._unanswered_in_order[bisect_left(self._unanswered_in_order, place)]

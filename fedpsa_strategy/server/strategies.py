@@ -8,7 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, ClassVar
 
-from flwr.app import ArrayRecord, ConfigRecord
+from flwr.app import ArrayRecord
 
 from fedpsa_strategy.checks import describe_range
 from fedpsa_strategy.methods.base import Given, Method
@@ -18,7 +18,8 @@ from fedpsa_strategy.methods.fedavg import FedAvgMethod
 from fedpsa_strategy.methods.fedbuff import FedBuffMethod
 from fedpsa_strategy.methods.fedfa import FedFaMethod
 from fedpsa_strategy.methods.mapped_memory import MappedMemory
-from fedpsa_strategy.server.strategy import AsyncStrategy, Task
+from fedpsa_strategy.server.callbacks.train_config import TrainConfig
+from fedpsa_strategy.server.strategy import AsyncStrategy
 
 
 def _docstring(method: type[Method]) -> str:
@@ -84,6 +85,7 @@ class MethodStrategy(AsyncStrategy):
         self.method = method
         self.memory_path = None if memory_path is None else Path(memory_path)
         super().__init__(rule=method.make_rule(given), **kwargs)
+        self.callbacks.append(TrainConfig(method.client_config()))
 
     def begin(self, arrays: ArrayRecord, node_ids: Iterable[int] = ()) -> None:
         """Set up a new run, with a memory of clients on disk if that is wanted."""
@@ -92,12 +94,6 @@ class MethodStrategy(AsyncStrategy):
             layout = self.state.layout
             memory = MappedMemory(self.memory_path, layout.size, layout.dtype)
             self.rule.memory = memory  # type: ignore[attr-defined]
-
-    def task_config(self, task: Task, config: ConfigRecord) -> ConfigRecord:
-        """Return the config of a train message, with what the method tells its clients."""
-        record = super().task_config(task, config)
-        record.update(self.method.client_config())
-        return record
 
 
 class FedBuff(MethodStrategy):  # noqa: D101

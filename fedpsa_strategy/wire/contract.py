@@ -25,6 +25,9 @@ STATES = "fedpsa-states"
 
 SECONDS = "sensitivity-seconds"
 
+CALIBRATION = "calibration"
+"""Array record of a train message: the calibration batch, for nodes that cannot draw it."""
+
 
 def trainable_keys(model: Any) -> list[str]:
     """Return the keys of a torch module's trainable arrays, as server and clients count them.

@@ -57,6 +57,8 @@ class Layout:
     ----------
     size : int
         d: length of the vector.
+    exact : bool
+        Whether all trainable arrays have the vector's dtype, so that writing loses nothing.
     largest_norm : float
         The largest norm of a model whose number formats hold all its values and their squares' sum.
     """
@@ -79,6 +81,7 @@ class Layout:
         if not keys:
             raise ValueError("there are no trainable float arrays in initial_arrays")
         self.dtype = np.result_type(np.float32, *(dtypes[key] for key in keys))
+        self.exact = all(dtypes[key] == self.dtype for key in keys)
         self.largest_norm = min(
             math.sqrt(np.finfo(self.dtype).max),
             *(float(np.finfo(dtypes[key]).max) for key in keys),

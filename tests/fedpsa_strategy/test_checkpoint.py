@@ -308,7 +308,7 @@ def test_a_future_that_did_not_happen_is_removed(tmp_path):
         (lambda data: data[:300] + bytes([data[300] ^ 1]) + data[301:], "checksum"),
         (lambda data: b"", "not a checkpoint"),
         (lambda data: b"PK\x03\x04 something else\n" + data, "not a checkpoint"),
-        (lambda data: data.replace(b"checkpoint 2 ", b"checkpoint 9 ", 1), "format 9"),
+        (lambda data: data.replace(b"checkpoint 3 ", b"checkpoint 9 ", 1), "format 9"),
     ],
 )
 def test_a_damaged_or_foreign_checkpoint_falls_back_to_the_one_before(tmp_path, damage, text):

@@ -24,8 +24,8 @@ from fedpsa_strategy import (
     VirtualClock,
 )
 from fedpsa_strategy.seeds import derive
+from fedpsa_strategy.server.callbacks import NormGuard
 from fedpsa_strategy.server.checkpoint import pack
-from fedpsa_strategy.server.norm_guard import NormGuard
 from fedpsa_strategy.server.snapshot import take_snapshot
 from fedpsa_strategy.wire.contract import MARK, STATES, mark
 from support.grids import DecodingGrid, Unreadable
@@ -299,7 +299,7 @@ def check(method, script, virtual):
         assert len(line) < 20_000
         if event.kind == "reject":
             assert event.reason.isprintable()
-    assert len(pack(take_snapshot(strategy))) < 200_000
+    assert len(pack(take_snapshot(strategy.state, strategy.callbacks))) < 200_000
     assert grid.used >= 40, "too few of the generated replies were sent"
 
 

@@ -213,9 +213,9 @@ def test_fedpac_by_hand_over_three_rounds():
     np.testing.assert_allclose(model, [4.0, 6.0])  # mean encoder, mean head
     np.testing.assert_allclose(rule.centroids, [[2.0]])
     # a = (¾, ¼) for client 0 and (¼, ¾) for client 1, by symmetry.
-    np.testing.assert_allclose(rule.head_of(0), [0.75 * 4 + 0.25 * 8], rtol=1e-5)
-    np.testing.assert_allclose(rule.head_of(1), [0.25 * 4 + 0.75 * 8], rtol=1e-5)
-    np.testing.assert_allclose(rule.head_of(7), [6.0])  # never seen: the mean head
+    np.testing.assert_allclose(rule.start_for(0)[rule.head], [0.75 * 4 + 0.25 * 8], rtol=1e-5)
+    np.testing.assert_allclose(rule.start_for(1)[rule.head], [0.25 * 4 + 0.75 * 8], rtol=1e-5)
+    np.testing.assert_allclose(rule.start_for(7)[rule.head], [6.0])  # never seen: the mean head
 
     # Round 2: client 0 alone, from encoder 4 and its own head 5: y = (5, 7).
     rule.add(
@@ -232,8 +232,11 @@ def test_fedpac_by_hand_over_three_rounds():
     )
     model = rule.finish_round()
     np.testing.assert_allclose(model, [5.0, 7.0], rtol=1e-5)
-    np.testing.assert_allclose(rule.head_of(0), [7.0], rtol=1e-5)
-    np.testing.assert_allclose(rule.head_of(1), [7.0], rtol=1e-5)  # untouched: 0.25·4 + 0.75·8
+    np.testing.assert_allclose(rule.start_for(0)[rule.head], [7.0], rtol=1e-5)
+    # Untouched: 0.25·4 + 0.75·8.
+    np.testing.assert_allclose(
+        rule.start_for(1)[rule.head], [7.0], rtol=1e-5
+    )  # untouched: 0.25·4 + 0.75·8
     np.testing.assert_allclose(rule.centroids, [[9.0]])
 
     # Round 3: nobody has the class: its centroid stays.

@@ -87,7 +87,7 @@ def test_clients_are_told_the_tasks_own(tmp_path):
     experiment = build_experiment(Settings(num_clients=4, cache_dir=str(tmp_path)), [])
     assert experiment.train_config["lr"] == 0.1
     assert experiment.train_config["batch-size"] == 16
-    assert experiment.strategy.evaluate_every == 5
+    assert experiment.strategy.evaluation.every == 5
 
 
 def test_a_resumed_run_keeps_what_it_began_with():

@@ -13,12 +13,13 @@ from torch import nn
 from torch.nn import functional
 
 from fedpsa_strategy import FedBuff, UniformLatency, VirtualClock
+from fedpsa_strategy.server.callbacks import Callback
 from fedpsa_strategy.server.checkpoint import Checkpointer, CheckpointStore
 from fedpsa_strategy.server.events import Dispatched, Event, RunEnded, Uploaded
 from fedpsa_strategy.server.loop import AsyncLoop
 from fedpsa_strategy.watch.status_line import StatusLine
 from fedpsa_strategy.wire.replies import TrainReply
-from server_app.alignment import record_alignment
+from server_app.alignment import Alignment
 from server_app.build import build_experiment, make_clock, make_task
 from server_app.run_dir import model_sha256
 from server_app.settings import Settings
@@ -42,13 +43,14 @@ def test_alignment_is_the_cosine_of_two_gradients() -> None:
     weights = [item.detach().clone() for item in model.parameters()]
     size = sum(item.numel() for item in weights)
     delta = np.linspace(-1, 1, size, dtype=np.float32)
-    record_alignment(strategy, model, shard, loss, every=2, seed=0)
-    task: Any = SimpleNamespace(version=0, sequence=0, client=0)
+    alignment = Alignment(model, shard, loss, every=2, seed=0)
+    alignment.begin(strategy.state)
+    task: Any = SimpleNamespace(start=strategy.state.model)
     reply = TrainReply(delta, {}, 1.0, 5, MetricRecord({"num-examples": 5}), 0)
 
-    assert "align" not in strategy.inspect(task, reply).metrics  # the first of two
+    assert "align" not in alignment.check(task, reply, reply).metrics  # the first of two
     strategy.state.uploads = 1
-    measured = strategy.inspect(task, reply).metrics
+    measured = alignment.check(task, reply, reply).metrics
 
     def gradient(parameters: list[torch.Tensor]) -> torch.Tensor:
         own = [item.clone().requires_grad_() for item in parameters]
@@ -62,21 +64,29 @@ def test_alignment_is_the_cosine_of_two_gradients() -> None:
     assert measured["align"] == pytest.approx(float(expected), abs=1e-6)
     assert measured["num-examples"] == 5
     still = TrainReply(0 * delta, {}, 0.0, 5, MetricRecord({"num-examples": 5}), 0)
-    assert strategy.inspect(task, still).metrics["align"] == pytest.approx(1.0)
+    assert alignment.check(task, still, still).metrics["align"] == pytest.approx(1.0)
 
 
 class Slow(FedBuff):
-    """Takes half a second for an upload, and a hundredth each time that it may prepare."""
+    """Takes half a second for an upload."""
 
     now = 0.0
-    prepared = 0
 
     def aggregate_train(self, *args: Any) -> Any:
         self.now += 0.5
         return super().aggregate_train(*args)
 
-    def prepare(self) -> None:
-        self.now += 0.01
+
+class Preparing(Callback):
+    """Takes a hundredth of a second each time that there is nothing to do."""
+
+    prepared = 0
+
+    def __init__(self, strategy: Slow) -> None:
+        self.strategy = strategy
+
+    def idle(self) -> None:
+        self.strategy.now += 0.01
         self.prepared += 1
 
 
@@ -91,6 +101,8 @@ def loop(listener: Any, *, versions: int, store: Any = None, resume: Any = None)
         checkpointer=Checkpointer(store, every_versions=1) if store else None,
         resume_from=resume,
     )
+    preparing = Preparing(strategy)
+    strategy.callbacks.append(preparing)
     strategy.begin(model_arrays())
     AsyncLoop(
         strategy,
@@ -104,7 +116,7 @@ def loop(listener: Any, *, versions: int, store: Any = None, resume: Any = None)
         sleep=grid.time.sleep,
         perf_counter=lambda: strategy.now,
     ).run()
-    return strategy.prepared
+    return preparing.prepared
 
 
 def test_bytes_and_the_servers_time_are_in_events_and_summary(tmp_path: Path) -> None:

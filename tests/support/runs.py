@@ -11,7 +11,7 @@ def run(
     strategy, grid, *, num_versions=4, arrays=None, evaluate_fn=None, timeout=100.0, config=None
 ):
     """Run a strategy on a scripted grid in fake time; return Flower's result."""
-    if not strategy.clock.virtual:
+    if not strategy.clock.fixed_nodes:
         strategy.clock = WallClock(grid.time.monotonic)
     strategy.begin(arrays if arrays is not None else model_arrays())
     return AsyncLoop(

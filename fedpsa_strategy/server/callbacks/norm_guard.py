@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import replace
 from statistics import median
 from typing import Any
 
 from fedpsa_strategy.checks import check_range
 from fedpsa_strategy.errors import InvalidReplyError
+from fedpsa_strategy.server.callbacks.base import Callback
+from fedpsa_strategy.server.run_state import RunState, Task
 from fedpsa_strategy.wire.replies import TrainReply
 
 ACTIONS = ("reject", "clip")
@@ -19,7 +21,7 @@ _ENOUGH = 7  # norms from which on three of ten clients cannot be most of them
 _GENEROUS = 10  # model norms that an update may be long, times the ratio, while few are known
 
 
-class NormGuard:
+class NormGuard(Callback):
     """Rejects or clips updates whose norm ||Δ|| is above a limit.
 
     The limit of `ratio` is a multiple of a median: that of the last norms of the 50 clients that
@@ -53,37 +55,27 @@ class NormGuard:
         self.action = action
         self._norms: dict[int, float] = {}  # by client, the one heard last at the end
 
-    def reset(self, norms: Iterable[Any] = ()) -> None:
-        """Forget all norms but these, which `state` returned.
+    def begin(self, run: RunState) -> None:
+        """Forget the norms of another run."""
+        super().begin(run)
+        self._norms = {}
 
-        Checkpoints of earlier versions hold norms without their clients: those are left out.
-        """
-        self._norms = {int(item[0]): item[1] for item in norms if not isinstance(item, float)}
+    def state_dict(self) -> Mapping[str, Any]:
+        """Return the norms that the median is of, with their clients, in the order they came."""
+        return {"norms": [[client, norm] for client, norm in self._norms.items()]}
 
-    @property
-    def state(self) -> list[list[float]]:
-        """The norms that the median is of, with their clients, in the order they came."""
-        return [[client, norm] for client, norm in self._norms.items()]
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self._norms = {int(client): norm for client, norm in state["norms"]}
 
-    def check(
-        self, reply: TrainReply, *, client: int, model_norm: float, num_clients: int
-    ) -> TrainReply:
+    def check(self, task: Task, reply: TrainReply, sent: TrainReply) -> TrainReply:  # noqa: ARG002
         """Return the update, scaled down if it has to be; raises InvalidReplyError.
 
-        Parameters
-        ----------
-        reply : TrainReply
-            The update; its norm is remembered, whatever becomes of it.
-        client : int
-            Whose it is.
-        model_norm : float
-            ||w|| of the current model.
-        num_clients : int
-            How many clients take part.
+        Its norm is remembered, whatever becomes of it.
         """
         norm = math.sqrt(reply.squared_norm)
-        self._remember(client, norm)
-        limit = self._limit(model_norm, num_clients)
+        self._remember(task.client, norm)
+        limit = self._limit(self.run.model.norm, len(self.run.clients))
         if norm > limit:
             if self.action == "reject":
                 raise InvalidReplyError(f"the update's norm {norm:.4g} is above {limit:.4g}")

@@ -6,6 +6,9 @@ import math
 from collections.abc import Sequence
 
 from fedpsa_strategy.errors import InvalidReplyError
+from fedpsa_strategy.server.callbacks.base import Callback
+from fedpsa_strategy.server.run_state import Task
+from fedpsa_strategy.wire.replies import TrainReply
 
 _LARGEST_STEP = 1e6
 _SUSPICIOUS_STEP = 100
@@ -13,6 +16,37 @@ _LARGEST_SKETCH = 1e12
 _MOST_EXAMPLES = 1e9  # where nobody has told how much data there is
 _MOST_OF_FLEET = 1000  # times the fleet's median
 _MOST_OF_OWN = 100  # times what the client said before
+
+
+class Plausible(Callback):
+    """Refuses steps and amounts of data that no honest client has.
+
+    Parameters
+    ----------
+    weight_key : str
+        The metric that tells the amount of data.
+    """
+
+    def __init__(self, weight_key: str) -> None:
+        self._weight_key = weight_key
+
+    def check(self, task: Task, reply: TrainReply, sent: TrainReply) -> TrainReply:  # noqa: ARG002
+        """Return the reply as it is; raises InvalidReplyError."""
+        run = self.run
+        check_step(
+            math.sqrt(reply.squared_norm),
+            task.start.norm,
+            run.model.norm,
+            run.layout.largest_norm,
+        )
+        clients = run.clients
+        check_num_examples(
+            self._weight_key,
+            reply.num_examples,
+            clients[task.client].num_examples,
+            clients.median_num_examples,
+        )
+        return reply
 
 
 def check_step(norm: float, start_norm: float, model_norm: float, largest_norm: float) -> None:

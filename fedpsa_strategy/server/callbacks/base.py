@@ -1,0 +1,73 @@
+"""What a callback is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Message
+
+from fedpsa_strategy.server.run_state import RunState, Task
+from fedpsa_strategy.wire.replies import TrainReply
+
+
+class Callback:
+    """Looks at every task and reply of a run; overrides the hooks it needs.
+
+    A reply goes through all `read` hooks first, then through all `check` hooks, each time in the
+    order of the strategy's callbacks. Whoever raises InvalidReplyError refuses it.
+
+    Attributes
+    ----------
+    run : RunState
+        The run, to be read only; known from `begin` on.
+    """
+
+    run: RunState
+
+    def begin(self, run: RunState) -> None:
+        """Get ready for a new run."""
+        self.run = run
+
+    def configure(self, task: Task, config: ConfigRecord) -> None:
+        """Add to the config of a train message: a function of the task and the run's state."""
+
+    def attach(self, task: Task) -> Mapping[str, ArrayRecord]:  # noqa: ARG002
+        """Return further records of a train message."""
+        return {}
+
+    def read(self, task: Task, message: Message, reply: TrainReply) -> TrainReply:  # noqa: ARG002
+        """Check and read what else a reply carries; `reply` is what was read so far."""
+        return reply
+
+    def check(self, task: Task, reply: TrainReply, sent: TrainReply) -> TrainReply:  # noqa: ARG002
+        """Look at a well-formed update before it counts; `sent` is the update as it came."""
+        return reply
+
+    def accepted(self, task: Task) -> None:
+        """Note that the rule has taken the task's update."""
+
+    def rejected(self, task: Task) -> None:
+        """Note that the task is given up."""
+
+    def idle(self) -> None:
+        """Do what the next reply will need, while there is none: called before a run waits.
+
+        It may be interrupted at any point, so nothing of a run's state may change here.
+        """
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """Return what a checkpoint has to hold; nothing unless overridden."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+
+
+def hooks(callbacks: Iterable[Callback], name: str) -> list[Callable[..., Any]]:
+    """Return the hooks of this name that do something, in order."""
+    return [
+        getattr(item, name)
+        for item in callbacks
+        if getattr(type(item), name) is not getattr(Callback, name)
+    ]

@@ -1,0 +1,113 @@
+"""What a strategy can be told beside its method, in groups."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedpsa_strategy.checks import check_range
+from fedpsa_strategy.wire.update_dtype import check_update_dtype
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When a run ends, if not by its number of versions.
+
+    Parameters
+    ----------
+    deadline : float (default: None)
+        At this time of its clock (virtual units, or seconds).
+    time_limit : float (default: None)
+        After so many real seconds, whatever its clock.
+    target_accuracy : float (default: None)
+        When `evaluate_fn` reports an `accuracy` of at least this.
+    """
+
+    deadline: float | None = None
+    time_limit: float | None = None
+    target_accuracy: float | None = None
+
+    def __post_init__(self) -> None:
+        check_range("deadline", self.deadline, above=0)
+        check_range("time_limit", self.time_limit, above=0)
+        check_range("target_accuracy", self.target_accuracy, above=0, most=1)
+
+
+@dataclass(frozen=True)
+class Failures:
+    """What to do with nodes that fail, or are not there.
+
+    Parameters
+    ----------
+    max_failures : int (default: 3)
+        A node that fails so often in a row is left out for a while.
+    pause : float (default: 600.0)
+        For how long, in units of the clock.
+    node_timeout : float (default: 120.0)
+        How many seconds to wait for nodes before giving up.
+    query_timeout : float (default: 0.0)
+        Where nodes may come and go: how many seconds they have to tell their partition at the
+        start, by which they are known again when they come back under another id. 0: nobody is
+        asked, and clients need no query function.
+    """
+
+    max_failures: int = 3
+    pause: float = 600.0
+    node_timeout: float = 120.0
+    query_timeout: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_range("max_failures", self.max_failures, least=1)
+        check_range("pause", self.pause, above=0)
+        check_range("node_timeout", self.node_timeout, above=0)
+        check_range("query_timeout", self.query_timeout, least=0)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """When the global model is evaluated.
+
+    Parameters
+    ----------
+    every : int (default: 1)
+        Every so many versions.
+    interval : float (default: None)
+        Every so many units of the clock instead.
+    """
+
+    every: int = 1
+    interval: float | None = None
+
+    def __post_init__(self) -> None:
+        check_range("every", self.every, least=1)
+        check_range("interval", self.interval, above=0)
+
+
+@dataclass(frozen=True)
+class MessageForm:
+    """How train messages and their replies look.
+
+    Parameters
+    ----------
+    arrays_key, config_key : str
+        Names of the records in messages.
+    weight_key : str
+        The metric that weighs replies.
+    update_dtype : "float32", "float16" or "bfloat16"
+        In which format clients send updates.
+    lr_decay : float
+        The train config's `lr` is multiplied by lr_decay ** version.
+    lr_decay_per_upload : int or None
+        Decay by uploads instead: lr_decay ** (uploads / this number).
+    """
+
+    arrays_key: str = "arrays"
+    config_key: str = "config"
+    weight_key: str = "num-examples"
+    update_dtype: str = "float32"
+    lr_decay: float = 1.0
+    lr_decay_per_upload: int | None = None
+
+    def __post_init__(self) -> None:
+        check_update_dtype(self.update_dtype)
+        check_range("lr_decay", self.lr_decay, above=0, most=1)
+        check_range("lr_decay_per_upload", self.lr_decay_per_upload, least=1)

@@ -1,0 +1,69 @@
+"""The end of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fedpsa_strategy.server.options import Limits
+from fedpsa_strategy.server.run_state import RunState
+
+STOP_REQUESTED = "a stop was requested"
+
+_CHECK = 0.5  # seconds between two questions whether to stop
+
+
+class Stop:
+    """Knows when a run ends, and why.
+
+    Parameters
+    ----------
+    run : RunState
+        The run.
+    limits : Limits
+        What ends it.
+    num_versions : int
+        Versions to make.
+    stop_fn : Callable[[], bool] or None
+        Asked about twice a second.
+    monotonic : Callable[[], float]
+        Real time.
+    """
+
+    def __init__(
+        self,
+        run: RunState,
+        limits: Limits,
+        num_versions: int,
+        stop_fn: Callable[[], bool] | None,
+        monotonic: Callable[[], float],
+    ) -> None:
+        self._run = run
+        self.limits = limits
+        self._num_versions = num_versions
+        self._stop_fn = stop_fn
+        self._monotonic = monotonic
+        self._started = 0.0
+        self._next_check = 0.0
+
+    def begin(self) -> None:
+        """Count real time from here."""
+        self._started = self._monotonic()
+
+    def reason(self) -> str | None:
+        """Return why the run ends now; None if it goes on."""
+        run, limits = self._run, self.limits
+        if run.version >= self._num_versions:
+            return f"{self._num_versions} versions are made"
+        if limits.deadline is not None and run.clock.now >= limits.deadline:
+            return f"the deadline {limits.deadline:g} is reached"
+        target, accuracy = limits.target_accuracy, run.accuracy
+        if target is not None and accuracy is not None and accuracy >= target:
+            return f"accuracy {accuracy:.4f} reaches the target {target:g}"
+        if self._stop_fn is not None and self._monotonic() >= self._next_check:
+            self._next_check = self._monotonic() + _CHECK
+            if self._stop_fn():
+                return STOP_REQUESTED
+        limit = limits.time_limit
+        if limit is not None and self._monotonic() - self._started >= limit:
+            return f"the time limit of {limit:g} s is reached"
+        return None
