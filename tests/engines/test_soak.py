@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from simulation.engines.grpc import Deployment
@@ -53,8 +54,7 @@ MODEL_BYTES = 4 * (65 * 1000 + 1001 * 900 + 901 * 10)
 
 
 def resident_bytes(pid):
-    text = Path(f"/proc/{pid}/status").read_text()
-    return 1024 * int(text.split("VmRSS:")[1].split()[0])
+    return psutil.Process(pid).memory_info().rss
 
 
 def growth(samples):
@@ -100,7 +100,7 @@ def test_nodes_that_come_and_go_for_a_long_time(tmp_path):
         started = time.monotonic()
         next_kill = started + chance.uniform(5, 15)
         while not (Path(run_dir) / "model.safetensors").exists():
-            assert Path(f"/proc/{server}").exists(), run.wait()
+            assert psutil.pid_exists(server), run.wait()
             samples.append((time.monotonic() - started, resident_bytes(server)))
             if time.monotonic() >= next_kill:
                 node = chance.choice([node for node in deployment.nodes if node.running])

@@ -13,6 +13,7 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import psutil
 from safetensors.numpy import load_file
 
 from fedpsa_strategy.server.checkpoint import CheckpointStore
@@ -104,9 +105,9 @@ def processes_named(deployment, *words):
     """Pids of this deployment's processes whose command line holds all these words."""
     found = []
     for process in deployment.superlink.group.alive():
-        with contextlib.suppress(OSError):
-            command = Path(f"/proc/{process.pid}/cmdline").read_bytes()
-            if all(word.encode() in command for word in words):
+        with contextlib.suppress(psutil.Error):
+            command = " ".join(psutil.Process(process.pid).cmdline())
+            if all(word in command for word in words):
                 found.append(process.pid)
     return found
 
