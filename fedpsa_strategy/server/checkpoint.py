@@ -186,7 +186,7 @@ def load(path: Path) -> dict[str, Any]:
     if words[1] != str(FORMAT).encode():
         raise CheckpointError(
             f"checkpoint {path} has format {words[1].decode(errors='replace')}, this version "
-            f"reads format {FORMAT}"
+            f"reads format {FORMAT}: resume with the version that wrote it, or start a new run"
         )
     if hashlib.sha256(data).hexdigest().encode() != words[2]:
         raise CheckpointError(f"checkpoint {path} is damaged: its checksum does not match")

@@ -273,8 +273,10 @@ class AsyncLoop:
 
     def _state_dict(self) -> dict[str, Any]:
         return take_snapshot(self._run, self._strategy.callbacks) | {
+            # Of each the last entry: a checkpoint must not grow with the number of versions. What
+            # was before is in the events, and no longer in a resumed run's result.
             "histories": [
-                [[version, dict(metrics)] for version, metrics in history.items()]
+                [[version, dict(metrics)] for version, metrics in list(history.items())[-1:]]
                 for history in _histories(self._result)
             ],
             "evaluations": self._evaluations.state_dict(),
