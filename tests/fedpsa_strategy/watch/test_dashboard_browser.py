@@ -27,6 +27,7 @@ from fedpsa_strategy.server.events import (
     Waiting,
 )
 from fedpsa_strategy.watch.event_log import EventLog
+from fedpsa_strategy.watch.run_log import RunLog
 
 ROOT = Path(__file__).parents[3]
 CHROMIUM = next(
@@ -325,6 +326,15 @@ def test_an_incomplete_folder_has_honest_empty_states(serve, page, tmp_path):
     with (run / "events.jsonl").open("ab") as file:
         file.write(b"\nrubbish\n")
     page.wait("document.getElementById('footer').innerText.includes('2 damaged lines')")
+
+
+def test_a_stopped_run_of_another_app_is_named_and_in_real_time(serve, page, tmp_path):
+    with RunLog(tmp_path / "run") as log:
+        log(RunStarted(time=0.0, num_clients=6, max_in_flight=2, num_parameters=9, version=0))
+        log(Evaluated(time=90.0, version=1, uploads=1, where="server", metrics={"accuracy": 0.5}))
+    page.open(serve(tmp_path / "run"))
+    page.wait("document.getElementById('status').innerText.includes('stopped: interrupted')")
+    assert "virtual day" not in page.evaluate("document.body.innerText").lower()
 
 
 def test_runs_are_laid_over_each_other(serve, page, tmp_path):
