@@ -176,7 +176,8 @@ class Layout:
                 "the trainable arrays in the strategy's `trainable`"
             )
         _check_keys(deltas, self._trainable, "arrays")
-        _check_keys(states, self._states, STATES)
+        if states or self._states:
+            _check_keys(states, self._states, STATES)
         vector = np.empty(self.size, dtype=self.dtype)
         for key, entry in self._trainable.items():
             dtype = wire_dtype(update_dtype, entry.dtype)

@@ -90,7 +90,8 @@ def read_train_reply(
         raise InvalidReplyError(
             f"arrays contain NaN, Inf or numbers too large to square, first in {name!r}{hint}"
         )
-    check_states(states, start[1])
+    if states:
+        check_states(states, start[1])
     # After the arrays: if those are not finite, the metrics made from them are not to blame.
     metrics = _metrics(content)
     num_examples = metrics.get(weight_key)
@@ -132,13 +133,12 @@ def count_bytes(content: RecordDict) -> int:
             total += sum(len(array.data) for array in record.values())
             continue
         for name, value in record.items():
-            total += len(name) + _size(value)
+            # Most values are numbers: found out first, as it is quick.
+            total += len(name) + (8 if type(value) in (float, int) else _size(value))
     return total
 
 
 def _size(value: Any) -> int:
-    if type(value) is float or type(value) is int:  # most are: found out first, as it is quick
-        return 8
     if isinstance(value, list):  # its values are all of one kind
         numbers = len(value) > 0 and type(value[0]) in (float, int)
         return 8 * len(value) if numbers else sum(map(_size, value))
@@ -213,13 +213,13 @@ def _metrics(content: RecordDict) -> MetricRecord:
             raise InvalidReplyError(
                 f"metrics[{name!r}] has {len(values)} numbers, at most {_MAX_LIST}"
             )
-        if not all(map(_is_finite, values)):
+        if not _all_finite(values):
             raise InvalidReplyError(f"metrics[{name!r}] is not finite")
     return metrics
 
 
-def _is_finite(value: float) -> bool:
+def _all_finite(values: list[Any]) -> bool:
     try:
-        return math.isfinite(value)
+        return all(map(math.isfinite, values))
     except OverflowError:  # an integer beyond all floats
         return False
