@@ -6,11 +6,10 @@ Every setting is declared once, here, with its default, its range and what it me
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, make_dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -24,6 +23,7 @@ from fedpsa_strategy.methods.registry import (
     readers,
     shared_settings,
 )
+from server_app.setting_names import similar_keys
 
 DATASETS = ("digits", "mnist", "fmnist", "cifar10", "cifar100")
 # What a resumed run may set differently: when it ends, what it waits for, and where things are.
@@ -50,39 +50,6 @@ _WITH_ENCODER = ("digits", "mnist", "cifar10", "cifar100")
 # How many samples there are to share out, those for testing included.
 _SAMPLES = {"digits": 1797, "mnist": 70_000, "fmnist": 70_000, "cifar10": 60_000}
 _SAMPLES["cifar100"] = _SAMPLES["cifar10"]
-# What people call settings elsewhere.
-_SYNONYMS = {
-    "learning-rate": "lr",
-    "eta": "lr",
-    "step-size": "lr",
-    "lr-schedule": "lr-decay",
-    "epochs": "local-epochs",
-    "num-epochs": "local-epochs",
-    "minibatch-size": "batch-size",
-    "bs": "batch-size",
-    "rounds": "num-server-rounds",
-    "num-rounds": "num-server-rounds",
-    "versions": "num-server-rounds",
-    "clients": "num-clients",
-    "num-nodes": "num-clients",
-    "num-supernodes": "num-clients",
-    "nodes": "num-clients",
-    "alpha": "dirichlet-alpha",
-    "method": "strategy",
-    "algorithm": "strategy",
-    "data": "dataset",
-    "model": "task",
-    "days": "virtual-days",
-    "timeout": "reply-timeout",
-    "concurrency": "max-in-flight",
-    "fraction-fit": "fraction-train",
-    "mu": "proximal",
-    "rho": "proximal",
-    "random-seed": "seed",
-    "output-dir": "run-dir",
-    "checkpoint": "resume",
-    "eval-every": "evaluate-every",
-}
 # The packages of this repository: none of them is somebody's own task.
 _OUR_PACKAGES = (
     "benchmarks",
@@ -519,15 +486,6 @@ class Settings(_MethodSettings):
                 "the run would never end: set num-server-rounds, time-limit, target-accuracy or, "
                 "with the virtual clock, virtual-days"
             )
-
-
-def similar_keys(key: str, known: Iterable[str]) -> list[str]:
-    """Return the one or two of the `known` keys that somebody who wrote `key` may have meant."""
-    names = {name.lower().replace("_", "-"): name for name in known}
-    names |= {word: names[name] for word, name in _SYNONYMS.items() if name in names}
-    plain = re.sub(r"[\s_.]+", "-", key.strip().lower())
-    close = [plain] if plain in names else difflib.get_close_matches(plain, names, 2, cutoff=0.7)
-    return list(dict.fromkeys(names[name] for name in close))
 
 
 def _checked(key: str, value: Any, item: Any) -> Any:

@@ -72,7 +72,7 @@ def check_keys(run_config: Iterable[str], defaults: Mapping[str, ConfigValue]) -
         if key in defaults:
             continue
         # Not at the top: it loads Flower, for which nobody should wait who asks for --help.
-        from server_app.settings import similar_keys
+        from server_app.setting_names import similar_keys
 
         similar = " or ".join(similar_keys(key, defaults))
         hint = f"did you mean {similar}?" if similar else "see [tool.flwr.app.config]."

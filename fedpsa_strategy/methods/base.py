@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedpsa_strategy.checks import check_settings, key_of, setting
+from fedpsa_strategy.methods.saving import plain, restored
+from fedpsa_strategy.methods.vectors import (
+    Vector,
+    blocks,
+    effective_number,
+    normalised,
+    weighted_step,
+)
 
 __all__ = [
     "Buffered",
@@ -31,12 +37,6 @@ __all__ = [
     "setting",
     "weighted_step",
 ]
-
-Vector = NDArray[np.floating[Any]]
-
-# What several operations in a row touch has to stay in the processor's cache, and temporary arrays
-# below the size from which on the system is asked for new memory each time.
-_BLOCK = 2**14
 
 
 @dataclass(frozen=True)
@@ -246,6 +246,9 @@ class Sketched(Method):
         return {} if self.audit_fraction else {"audit-tolerance": "audit-fraction is 0"}
 
 
+_NOT_STATE = {"settings", "given", "report", "version_report", "state_weights", "uploads_kept"}
+
+
 class Rule(ABC):
     """Turns a stream of updates into a sequence of global models.
 
@@ -322,7 +325,7 @@ class Rule(ABC):
         """Return all of the state as plain values: numbers, arrays, and lists and dicts of them."""
         left_out = {*_NOT_STATE, *self.not_saved}
         return {
-            name: _plain(value)
+            name: plain(value)
             for name, value in vars(self).items()
             if name not in left_out and not name.startswith("_")
         }
@@ -331,7 +334,7 @@ class Rule(ABC):
         """Restore what `state_dict` returned."""
         self.start(state["model"])
         for name, saved in state.items():
-            setattr(self, name, _restored(getattr(self, name), saved))
+            setattr(self, name, restored(getattr(self, name), saved))
 
 
 class SketchedRule(Rule):
@@ -382,86 +385,3 @@ class BufferedRule(Rule):
         """Restore what `state_dict` returned."""
         super().load_state_dict(state)
         self.buffer = [Update(**update) for update in self.buffer]  # type: ignore[arg-type]
-
-
-_NOT_STATE = {"settings", "given", "report", "version_report", "state_weights", "uploads_kept"}
-_MAPPING = "__mapping__"
-
-
-def _plain(value: Any) -> Any:
-    """Return a value as a checkpoint can hold it."""
-    if isinstance(value, list | tuple | deque):
-        return [_plain(item) for item in value]
-    if isinstance(value, Mapping):  # JSON has no numbers as keys
-        return {_MAPPING: [[key, _plain(item)] for key, item in value.items()]}
-    if is_dataclass(value) and not isinstance(value, type):
-        return {item.name: _plain(getattr(value, item.name)) for item in fields(value)}
-    return np.asarray(value) if isinstance(value, np.ndarray) else value
-
-
-def _rich(value: Any) -> Any:
-    """Return what `_plain` was given, dataclasses as dicts and all sequences as lists."""
-    if isinstance(value, list):
-        return [_rich(item) for item in value]
-    if isinstance(value, dict):
-        if value.keys() == {_MAPPING}:
-            return {key: _rich(item) for key, item in value[_MAPPING]}
-        return {key: _rich(item) for key, item in value.items()}
-    return value
-
-
-def _restored(initial: Any, saved: Any) -> Any:
-    """Return a saved value in the form that `start` gave it."""
-    value = _rich(saved)
-    if isinstance(initial, deque):
-        return deque(value, maxlen=initial.maxlen)
-    if isinstance(initial, MutableMapping):  # which may be one on disk
-        initial.clear()
-        initial.update(value)
-        return initial
-    if is_dataclass(initial) and not isinstance(initial, type):
-        for item in fields(initial):
-            old = getattr(initial, item.name)
-            setattr(initial, item.name, _restored(old, saved[item.name]))
-        return initial
-    # The rule may go on writing into an array; that of a checkpoint may be read-only.
-    return value.copy() if isinstance(value, np.ndarray) else value
-
-
-def blocks(size: int) -> Iterator[slice]:
-    """Yield parts of a vector, small enough that work on a part needs the main memory only once.
-
-    For element-wise work alone, whose bits do not depend on how it is divided.
-    """
-    for start in range(0, size, _BLOCK):
-        yield slice(start, start + _BLOCK)
-
-
-def weighted_step(model: Vector, weights: Sequence[float], deltas: Sequence[Vector]) -> Vector:
-    """Return model + Σ weight_i Δ_i, summed in the given order.
-
-    Element-wise operations alone, so that the result has the same bits on any number of threads.
-    """
-    if len(weights) != len(deltas):
-        raise ValueError(f"{len(weights)} weights for {len(deltas)} updates")
-    new = np.empty_like(model)
-    factors = [model.dtype.type(weight) for weight in weights]
-    scaled = np.empty_like(model[:_BLOCK])
-    for part in blocks(len(model)):
-        total = new[part]
-        total[:] = model[part]
-        for factor, delta in zip(factors, deltas, strict=True):
-            total += np.multiply(delta[part], factor, out=scaled[: len(total)])
-    return new
-
-
-def normalised(weights: Sequence[float]) -> list[float]:
-    """Return non-negative weights, scaled to a sum of 1."""
-    total = math.fsum(weights)
-    return [weight / total for weight in weights]
-
-
-def effective_number(weights: Sequence[float]) -> float:
-    """Return (Σw)² / Σw²: how many equally weighted updates these weights amount to."""
-    squares = sum(weight * weight for weight in weights)
-    return sum(weights) ** 2 / squares if squares > 0 else 0.0

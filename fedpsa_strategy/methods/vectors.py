@@ -1,0 +1,55 @@
+"""Arithmetic of flat vectors, with the same bits on any number of threads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Vector = NDArray[np.floating[Any]]
+
+# What several operations in a row touch has to stay in the processor's cache, and temporary arrays
+# below the size from which on the system is asked for new memory each time.
+_BLOCK = 2**14
+
+
+def blocks(size: int) -> Iterator[slice]:
+    """Yield parts of a vector, small enough that work on a part needs the main memory only once.
+
+    For element-wise work alone, whose bits do not depend on how it is divided.
+    """
+    for start in range(0, size, _BLOCK):
+        yield slice(start, start + _BLOCK)
+
+
+def weighted_step(model: Vector, weights: Sequence[float], deltas: Sequence[Vector]) -> Vector:
+    """Return model + Σ weight_i Δ_i, summed in the given order.
+
+    Element-wise operations alone, so that the result has the same bits on any number of threads.
+    """
+    if len(weights) != len(deltas):
+        raise ValueError(f"{len(weights)} weights for {len(deltas)} updates")
+    new = np.empty_like(model)
+    factors = [model.dtype.type(weight) for weight in weights]
+    scaled = np.empty_like(model[:_BLOCK])
+    for part in blocks(len(model)):
+        total = new[part]
+        total[:] = model[part]
+        for factor, delta in zip(factors, deltas, strict=True):
+            total += np.multiply(delta[part], factor, out=scaled[: len(total)])
+    return new
+
+
+def normalised(weights: Sequence[float]) -> list[float]:
+    """Return non-negative weights, scaled to a sum of 1."""
+    total = math.fsum(weights)
+    return [weight / total for weight in weights]
+
+
+def effective_number(weights: Sequence[float]) -> float:
+    """Return (Σw)² / Σw²: how many equally weighted updates these weights amount to."""
+    squares = sum(weight * weight for weight in weights)
+    return sum(weights) ** 2 / squares if squares > 0 else 0.0
