@@ -43,7 +43,7 @@ _SYNONYMS = {
 
 def similar_keys(key: str, known: Iterable[str]) -> list[str]:
     """Return the one or two of the `known` keys that somebody who wrote `key` may have meant."""
-    names = {name.lower().replace("_", "-"): name for name in known}
+    names = {name.removeprefix("method.").lower().replace("_", "-"): name for name in known}
     names |= {word: names[name] for word, name in _SYNONYMS.items() if name in names}
     plain = re.sub(r"[\s_.]+", "-", key.strip().lower())
     close = [plain] if plain in names else difflib.get_close_matches(plain, names, 2, cutoff=0.7)

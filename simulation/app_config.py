@@ -60,7 +60,7 @@ def _flatten(table: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, 
             yield f"{prefix}{key}", value
 
 
-def check_keys(run_config: Iterable[str], defaults: Mapping[str, ConfigValue]) -> None:
+def check_keys(run_config: Mapping[str, ConfigValue], defaults: Mapping[str, ConfigValue]) -> None:
     """Refuse run-config keys that the app does not have, before anything is started.
 
     Raises
@@ -74,6 +74,19 @@ def check_keys(run_config: Iterable[str], defaults: Mapping[str, ConfigValue]) -
         # Not at the top: it loads Flower, for which nobody should wait who asks for --help.
         from server_app.setting_names import similar_keys
 
-        similar = " or ".join(similar_keys(key, defaults))
+        known = [*defaults, *_own_settings(str(run_config.get("strategy", "")))]
+        similar = " or ".join(similar_keys(key.removeprefix("method."), known))
         hint = f"did you mean {similar}?" if similar else "see [tool.flwr.app.config]."
         raise Refused(f"there is no setting {key!r}: {hint}")
+
+
+def _own_settings(strategy: str) -> list[str]:
+    """Return the settings of somebody's own method, as the command line takes them."""
+    from fedpsa_strategy.methods.registry import MethodError, find_method, is_ours
+
+    if not strategy or is_ours(strategy):
+        return []
+    try:
+        return [f"method.{key}" for key in find_method(strategy).setting_keys()]
+    except MethodError:  # which is said elsewhere
+        return []

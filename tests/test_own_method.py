@@ -131,6 +131,14 @@ def test_what_does_not_fit_is_refused_with_a_sentence(example, given, text):
         Settings.from_run_config(given)
 
 
+def test_a_setting_of_the_method_that_stands_alone_is_found(example):
+    from simulation.app_config import check_keys
+    from simulation.errors import Refused
+
+    with pytest.raises(Refused, match=r"did you mean method\.trim"):
+        check_keys({"strategy": REFERENCE, "trim": 0.1}, Settings().to_run_config())
+
+
 def test_methods_that_share_a_setting_share_its_meaning(monkeypatch):
     class Odd(Method):
         buffer_size: int = setting(7, "something else", least=1)
