@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from fedpsa_strategy.probe.probe import Probe
     from fedpsa_strategy.probe.sensitivity import sensitivity
     from fedpsa_strategy.probe.sketch import Sketch
+    from fedpsa_strategy.server.callbacks import Callback, NormGuard
     from fedpsa_strategy.server.clock import (
         ConstantLatency,
         LongTailLatency,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     )
     from fedpsa_strategy.server.fedpac import FedPAC
     from fedpsa_strategy.server.fedpsa import FedPSA
+    from fedpsa_strategy.server.options import Evaluation, Failures, Limits, Training
     from fedpsa_strategy.server.strategies import CA2FL, FedAsync, FedAvg, FedBuff, FedFa
     from fedpsa_strategy.server.strategy import AsyncStrategy
 
@@ -36,6 +38,7 @@ _PLACES = {
     "probe.probe": ("Probe",),
     "probe.sensitivity": ("sensitivity",),
     "probe.sketch": ("Sketch",),
+    "server.callbacks": ("Callback", "NormGuard"),
     "server.clock": (
         "ConstantLatency",
         "LongTailLatency",
@@ -45,6 +48,7 @@ _PLACES = {
     ),
     "server.fedpac": ("FedPAC",),
     "server.fedpsa": ("FedPSA",),
+    "server.options": ("Evaluation", "Failures", "Limits", "Training"),
     "server.strategies": ("CA2FL", "FedAsync", "FedAvg", "FedBuff", "FedFa"),
     "server.strategy": ("AsyncStrategy",),
 }
@@ -55,18 +59,24 @@ __all__ = [
     "AsyncStrategy",
     "BufferedRule",
     "Calibration",
+    "Callback",
     "ConstantLatency",
+    "Evaluation",
+    "Failures",
     "FedAsync",
     "FedAvg",
     "FedBuff",
     "FedFa",
     "FedPAC",
     "FedPSA",
+    "Limits",
     "LongTailLatency",
     "Method",
+    "NormGuard",
     "Probe",
     "Rule",
     "Sketch",
+    "Training",
     "UniformLatency",
     "Update",
     "VirtualClock",

@@ -123,7 +123,10 @@ def _run(
                 strategy.listeners.append(stack.enter_context(board))
             # On the Ray engine no signal reaches this thread; a file does on every engine.
             requested = (run_dir.path / "stop-requested").exists
-            strategy.stop_fn = lambda: requested() or (stop_fn is not None and stop_fn())
+            strategy.limits = replace(
+                strategy.limits,
+                stop_fn=lambda: requested() or (stop_fn is not None and stop_fn()),
+            )
             strategy.resume_from = saved
             strategy.checkpointer = Checkpointer(
                 checkpoint_store(settings, run_dir.path),

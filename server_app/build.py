@@ -31,6 +31,7 @@ from fedpsa_strategy.seeds import derive
 from fedpsa_strategy.server.callbacks import NormGuard
 from fedpsa_strategy.server.clock import DAY, Clock, Latency
 from fedpsa_strategy.server.events import Listener
+from fedpsa_strategy.server.options import Evaluation, Failures, Limits, Training
 from fedpsa_strategy.server.strategies import strategy_of
 from fedpsa_strategy.wire.contract import trainable_keys
 from server_app.alignment import Alignment
@@ -72,21 +73,24 @@ def build_experiment(settings: Settings, listeners: Sequence[Listener]) -> Exper
         "clock": make_clock(settings),
         "num_clients": settings.num_clients,
         "seed": settings.seed,
-        "lr_decay": settings.lr_decay,
-        "lr_decay_per_upload": _uploads_per_version(settings),
-        "deadline": settings.virtual_days * DAY or None if settings.clock == "virtual" else None,
-        "time_limit": settings.time_limit or None,
-        "target_accuracy": settings.target_accuracy or None,
-        "evaluate_every": settings.evaluate_every,
-        "evaluate_interval": settings.evaluate_interval or None,
-        "max_failures": settings.max_failures,
-        "failure_pause": settings.failure_pause,
-        "node_timeout": settings.node_timeout,
-        "query_timeout": 60.0,
-        "update_dtype": settings.update_dtype,
-        "norm_guard": NormGuard(
-            settings.max_update_norm, settings.max_update_ratio, settings.norm_action
+        "training": Training(
+            settings.lr_decay, _uploads_per_version(settings), settings.update_dtype
         ),
+        "limits": Limits(
+            deadline=settings.virtual_days * DAY or None if settings.clock == "virtual" else None,
+            time_limit=settings.time_limit or None,
+            target_accuracy=settings.target_accuracy or None,
+        ),
+        "evaluation": Evaluation(settings.evaluate_every, settings.evaluate_interval or None),
+        "failures": Failures(
+            settings.max_failures,
+            settings.failure_pause,
+            settings.node_timeout,
+            query_timeout=60.0,
+        ),
+        "callbacks": [
+            NormGuard(settings.max_update_norm, settings.max_update_ratio, settings.norm_action)
+        ],
         "listeners": listeners,
     }
     config: Config = {

@@ -78,7 +78,7 @@ class Apply:
                 (task.start.vector, task.start.states),
                 arrays_key=self._form.arrays_key,
                 weight_key=self._form.weight_key,
-                update_dtype=self._form.update_dtype,
+                update_dtype=self._form.training.update_dtype,
             )
             for read in self._read:
                 sent = read(task, message, sent)

@@ -143,18 +143,18 @@ class Dispatch:
 
     def _message(self, task: Task, arrays: ArrayRecord, config: ConfigRecord) -> Message:
         """Return the message of a task, which is in flight as soon as it is sent."""
-        form = self._form
+        form, training = self._form, self._form.training
         record = config.copy()
         if isinstance(lr := record.get("lr"), float):
-            per = form.lr_decay_per_upload
+            per = training.lr_decay_per_upload
             exponent = task.version if per is None else task.uploads / per
-            record["lr"] = lr * form.lr_decay**exponent
+            record["lr"] = lr * training.lr_decay**exponent
         record["version"] = task.version
         record["server-round"] = task.version + 1
         record["seed"] = derive(self._seed, "task", task.sequence)
         record[REPLY_ARRAYS] = DELTA
-        if form.update_dtype != "float32":
-            record[UPDATE_DTYPE_KEY] = form.update_dtype
+        if training.update_dtype != "float32":
+            record[UPDATE_DTYPE_KEY] = training.update_dtype
         for configure in self._configure:
             configure(task, record)
         records: dict[str, Any] = {form.arrays_key: arrays, form.config_key: record}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
@@ -15,14 +15,14 @@ from fedpsa_strategy.errors import InvalidReplyError, NotRunningError
 from fedpsa_strategy.methods.base import Rule
 from fedpsa_strategy.seeds import MAX_SEED, derive
 from fedpsa_strategy.server.apply import Apply, MetricsAggregator
-from fedpsa_strategy.server.callbacks import Callback, NormGuard, Plausible
+from fedpsa_strategy.server.callbacks import Callback, Plausible
 from fedpsa_strategy.server.checkpoint import Checkpointer
 from fedpsa_strategy.server.clients import Clients
 from fedpsa_strategy.server.clock import Clock, WallClock
 from fedpsa_strategy.server.dispatch import Dispatch
 from fedpsa_strategy.server.events import Listener
 from fedpsa_strategy.server.metrics import weighted_mean
-from fedpsa_strategy.server.options import Evaluation, Failures, Limits, MessageForm
+from fedpsa_strategy.server.options import Evaluation, Failures, Limits, MessageForm, Training
 from fedpsa_strategy.server.run_state import RunState, new_run
 from fedpsa_strategy.watch.version_log import VersionLog
 from fedpsa_strategy.wire.layout import Layout
@@ -60,23 +60,13 @@ class FlowerHooks(Strategy):
         clock: Clock | None = None,
         num_clients: int | None = None,
         seed: int = 0,
-        lr_decay: float = 1.0,
-        lr_decay_per_upload: int | None = None,
-        deadline: float | None = None,
-        time_limit: float | None = None,
-        target_accuracy: float | None = None,
-        evaluate_every: int = 1,
-        evaluate_interval: float | None = None,
-        max_failures: int = 3,
-        failure_pause: float = 600.0,
-        node_timeout: float = 120.0,
-        query_timeout: float = 0.0,
-        update_dtype: str = "float32",
-        norm_guard: NormGuard | None = None,
+        training: Training | None = None,
+        limits: Limits | None = None,
+        failures: Failures | None = None,
+        evaluation: Evaluation | None = None,
         callbacks: Sequence[Callback] = (),
         checkpointer: Checkpointer | None = None,
         resume_from: dict[str, Any] | None = None,
-        stop_fn: Callable[[], bool] | None = None,
         listeners: Sequence[Listener] | None = None,
     ) -> None:
         check_range("fraction_train", fraction_train, above=0, most=1)
@@ -107,24 +97,15 @@ class FlowerHooks(Strategy):
         self.trainable = None if trainable is None else list(trainable)
         self.num_clients = num_clients
         self.seed = seed
-        self.limits = Limits(deadline, time_limit, target_accuracy)
-        self.evaluation = Evaluation(evaluate_every, evaluate_interval)
-        self.failures = Failures(max_failures, failure_pause, node_timeout, query_timeout)
+        self.limits = limits if limits is not None else Limits()
+        self.failures = failures if failures is not None else Failures()
+        self.evaluation = evaluation if evaluation is not None else Evaluation()
         self.form = MessageForm(
-            arrayrecord_key,
-            configrecord_key,
-            weighted_by_key,
-            update_dtype,
-            lr_decay,
-            lr_decay_per_upload,
+            arrayrecord_key, configrecord_key, weighted_by_key, training or Training()
         )
-        self.callbacks: list[Callback] = [Plausible(weighted_by_key)]
-        if norm_guard is not None:
-            self.callbacks.append(norm_guard)
-        self.callbacks += callbacks
+        self.callbacks: list[Callback] = [Plausible(weighted_by_key), *callbacks]
         self.checkpointer = checkpointer
         self.resume_from = resume_from
-        self.stop_fn = stop_fn
         self.listeners: list[Listener] = list([VersionLog()] if listeners is None else listeners)
         self.message_ttl: float | None = None
         self._state: RunState | None = None

@@ -72,7 +72,7 @@ class AsyncLoop:
         self._monotonic = monotonic
         self._perf_counter = perf_counter
         self._result = Result(arrays=run.arrays)
-        self._stop = Stop(run, strategy.limits, num_versions, strategy.stop_fn, monotonic)
+        self._stop = Stop(run, strategy.limits, num_versions, monotonic)
         self._membership = Membership(
             run, grid, strategy.num_nodes_wanted, strategy.failures, monotonic, sleep
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from fedpsa_strategy.checks import check_range
@@ -20,11 +21,14 @@ class Limits:
         After so many real seconds, whatever its clock.
     target_accuracy : float (default: None)
         When `evaluate_fn` reports an `accuracy` of at least this.
+    stop_fn : Callable[[], bool] (default: None)
+        When this returns True: asked about twice a second, the run ends in good order.
     """
 
     deadline: float | None = None
     time_limit: float | None = None
     target_accuracy: float | None = None
+    stop_fn: Callable[[], bool] | None = None
 
     def __post_init__(self) -> None:
         check_range("deadline", self.deadline, above=0)
@@ -83,6 +87,30 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
+class Training:
+    """What clients are told about training and about what they send.
+
+    Parameters
+    ----------
+    lr_decay : float (default: 1.0)
+        The train config's `lr` is multiplied by lr_decay ** version.
+    lr_decay_per_upload : int (default: None)
+        Decay by uploads instead: lr_decay ** (uploads / this number).
+    update_dtype : "float32", "float16" or "bfloat16" (default: "float32")
+        In which format clients send updates; "float32" means in the model's own dtypes.
+    """
+
+    lr_decay: float = 1.0
+    lr_decay_per_upload: int | None = None
+    update_dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        check_update_dtype(self.update_dtype)
+        check_range("lr_decay", self.lr_decay, above=0, most=1)
+        check_range("lr_decay_per_upload", self.lr_decay_per_upload, least=1)
+
+
+@dataclass(frozen=True)
 class MessageForm:
     """How train messages and their replies look.
 
@@ -92,22 +120,11 @@ class MessageForm:
         Names of the records in messages.
     weight_key : str
         The metric that weighs replies.
-    update_dtype : "float32", "float16" or "bfloat16"
-        In which format clients send updates.
-    lr_decay : float
-        The train config's `lr` is multiplied by lr_decay ** version.
-    lr_decay_per_upload : int or None
-        Decay by uploads instead: lr_decay ** (uploads / this number).
+    training : Training
+        What clients are told.
     """
 
-    arrays_key: str = "arrays"
-    config_key: str = "config"
-    weight_key: str = "num-examples"
-    update_dtype: str = "float32"
-    lr_decay: float = 1.0
-    lr_decay_per_upload: int | None = None
-
-    def __post_init__(self) -> None:
-        check_update_dtype(self.update_dtype)
-        check_range("lr_decay", self.lr_decay, above=0, most=1)
-        check_range("lr_decay_per_upload", self.lr_decay_per_upload, least=1)
+    arrays_key: str
+    config_key: str
+    weight_key: str
+    training: Training

@@ -23,8 +23,6 @@ class Stop:
         What ends it.
     num_versions : int
         Versions to make.
-    stop_fn : Callable[[], bool] or None
-        Asked about twice a second.
     monotonic : Callable[[], float]
         Real time.
     """
@@ -34,13 +32,11 @@ class Stop:
         run: RunState,
         limits: Limits,
         num_versions: int,
-        stop_fn: Callable[[], bool] | None,
         monotonic: Callable[[], float],
     ) -> None:
         self._run = run
         self.limits = limits
         self._num_versions = num_versions
-        self._stop_fn = stop_fn
         self._monotonic = monotonic
         self._started = 0.0
         self._next_check = 0.0
@@ -59,9 +55,9 @@ class Stop:
         target, accuracy = limits.target_accuracy, run.accuracy
         if target is not None and accuracy is not None and accuracy >= target:
             return f"accuracy {accuracy:.4f} reaches the target {target:g}"
-        if self._stop_fn is not None and self._monotonic() >= self._next_check:
+        if limits.stop_fn is not None and self._monotonic() >= self._next_check:
             self._next_check = self._monotonic() + _CHECK
-            if self._stop_fn():
+            if limits.stop_fn():
                 return STOP_REQUESTED
         limit = limits.time_limit
         if limit is not None and self._monotonic() - self._started >= limit:

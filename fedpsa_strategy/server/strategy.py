@@ -58,40 +58,20 @@ class AsyncStrategy(FlowerHooks):
         With the virtual clock: exactly so many nodes have to take part.
     seed : int (default: 0)
         Seed of the sampling and of the tasks' own seeds.
-    lr_decay : float (default: 1.0)
-        The train config's `lr` is multiplied by lr_decay ** version.
-    lr_decay_per_upload : int (default: None)
-        Decay by uploads instead: lr_decay ** (uploads / this number).
-    deadline : float (default: None)
-        The run stops at this time of its clock (virtual units, or seconds).
-    time_limit : float (default: None)
-        The run stops after so many real seconds, whatever its clock.
-    target_accuracy : float (default: None)
-        The run stops when `evaluate_fn` reports an `accuracy` of at least this.
-    evaluate_every : int (default: 1)
-        Evaluate every so many versions.
-    evaluate_interval : float (default: None)
-        Evaluate every so many units of the clock instead.
-    max_failures : int (default: 3)
-        A node that fails so often in a row is left out for a while.
-    failure_pause : float (default: 600.0)
-        For how long, in units of the clock.
-    node_timeout : float (default: 120.0)
-        How many seconds to wait for nodes before giving up.
-    query_timeout : float (default: 0.0)
-        With the wall clock: how many seconds nodes have to tell their partition at the start, by
-        which they are known again when they come back under another id. 0: nobody is asked, and
-        clients need no query function.
-    update_dtype : "float32", "float16" or "bfloat16" (default: "float32")
-        In which format clients send updates; "float32" means in the model's own dtypes.
-    norm_guard : NormGuard (default: None)
-        Limits how large an update may be; None: no limit.
+    training : Training (default: None)
+        Decay of the learning rate, and the format of updates.
+    limits : Limits (default: None)
+        What ends the run before its last version.
+    failures : Failures (default: None)
+        What to do with nodes that fail, or are not there.
+    evaluation : Evaluation (default: None)
+        When the global model is evaluated; None is after every version.
+    callbacks : Sequence[Callback] (default: ())
+        Look at tasks and replies, such as `NormGuard`, which limits how large an update may be.
     checkpointer : Checkpointer (default: None)
         Saves the run's state from time to time.
     resume_from : dict[str, Any] (default: None)
         A saved state to go on from; the run has to be set up as the saved one was.
-    stop_fn : Callable[[], bool] (default: None)
-        Asked about twice a second; the run ends in good order when it returns True.
     listeners : Sequence[Callable[[Event], None]] (default: None)
         Called with every event of the run; None logs a line per version and the final results.
     """

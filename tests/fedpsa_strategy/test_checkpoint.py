@@ -17,6 +17,7 @@ from fedpsa_strategy.server.checkpoint import (
     pack,
     unpack,
 )
+from fedpsa_strategy.server.options import Evaluation, Limits
 from fedpsa_strategy.server.snapshot import ResumeError
 from support.grids import ScriptedGrid, model_arrays, statistics, update
 from support.runs import Killed, Recorder, counting_evaluation, run, virtual
@@ -94,7 +95,7 @@ def go(
     strategy = METHODS[method](
         max_in_flight=3,
         seed=5,
-        evaluate_every=2,
+        evaluation=Evaluation(every=2),
         listeners=[recorder],
         checkpointer=Checkpointer(store, every_versions=every) if store else None,
         resume_from=resume,
@@ -266,7 +267,7 @@ def test_checkpoints_by_time_and_on_request(tmp_path):
         checkpointer=Checkpointer(
             Counting(tmp_path), every_seconds=5.0, monotonic=grid.time.monotonic
         ),
-        stop_fn=lambda: grid.time.now > 12.0,
+        limits=Limits(stop_fn=lambda: grid.time.now > 12.0),
     )
     run(strategy, grid, num_versions=100)
     assert len(saved) == 3  # about 5 s and 10 s, and at the stop

@@ -14,6 +14,7 @@ from fedpsa_strategy import FedAvg, FedBuff, FedPSA, Probe, make_reply
 from fedpsa_strategy.errors import InvalidReplyError
 from fedpsa_strategy.server.callbacks import NormGuard
 from fedpsa_strategy.server.callbacks.sketches import relative_error
+from fedpsa_strategy.server.options import Failures
 from fedpsa_strategy.wire.replies import TrainReply
 from support.clients import model, trained_reply
 from support.grids import ScriptedGrid, model_arrays, update
@@ -30,8 +31,8 @@ def go(guard, huge=(300.0, 400.0), num_versions=30):
         buffer_size=1,
         max_in_flight=1,
         staleness_exponent=0.0,
-        norm_guard=guard,
-        failure_pause=1e9,
+        callbacks=[] if guard is None else [guard],
+        failures=Failures(pause=1e9),
         listeners=[recorder],
         **virtual(4),
     )
@@ -195,7 +196,7 @@ def test_an_outlier_in_the_first_replies_neither_counts_nor_ends_the_run():
         sketch_fn=probe.sketch_fn(model()),
         buffer_size=2,
         max_in_flight=4,
-        norm_guard=NormGuard(ratio=5.0),
+        callbacks=[NormGuard(ratio=5.0)],
         listeners=[recorder],
         **virtual(10),
     )
@@ -325,7 +326,7 @@ def audited_run(forge, scale=1.0, num_versions=20, **kwargs):
         sketch_fn=probe.sketch_fn(model()),
         buffer_size=2,
         max_in_flight=2,
-        failure_pause=1e9,
+        failures=Failures(pause=1e9),
         listeners=[recorder],
         **virtual(4),
         **kwargs,

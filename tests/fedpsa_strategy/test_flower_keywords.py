@@ -8,6 +8,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, MessageType, MetricRecord, RecordDict
 
 from fedpsa_strategy import CA2FL, FedAsync, FedAvg, FedBuff, FedFa, FedPSA
+from fedpsa_strategy.server.options import Evaluation
 from fedpsa_strategy.server.strategy import AsyncStrategy
 from support.grids import ScriptedGrid, update
 from support.runs import in_train, run, virtual
@@ -75,7 +76,7 @@ def test_share_and_least_number_of_nodes_that_evaluate(fraction, least, asked):
         buffer_size=1,
         fraction_evaluate=fraction,
         min_evaluate_nodes=least,
-        evaluate_every=100,
+        evaluation=Evaluation(every=100),
         **virtual(4),
     )
     run(strategy, grid, num_versions=1)

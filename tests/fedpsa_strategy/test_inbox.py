@@ -6,6 +6,7 @@ import pytest
 from flwr.app import Error
 
 from fedpsa_strategy import FedAvg, FedBuff, FedPSA
+from fedpsa_strategy.server.options import Evaluation, Failures
 from support.grids import DecodingGrid, Unreadable, update
 from support.runs import Recorder, run, virtual
 
@@ -28,7 +29,7 @@ def go(bad=(), *, method=FedBuff, clock=True, bad_reply=Unreadable, num_versions
         settings |= {"sketch_fn": lambda arrays: [1.0, 0.0], "queue_size": 4}
     strategy = method(
         max_in_flight=4,
-        failure_pause=kwargs.pop("failure_pause", 1e9),
+        failures=kwargs.pop("failures", Failures(pause=1e9)),
         listeners=[recorder],
         **settings,
         **kwargs,
@@ -74,7 +75,7 @@ def test_what_was_lost_is_sent_again_as_the_same_task():
 
 def test_with_the_virtual_clock_the_losses_do_not_show():
     """The same bits, whatever is lost when, also as in a run in which nothing is lost at all."""
-    settings = {"num_versions": 30, "failure_pause": 300.0, "max_failures": 1}
+    settings = {"num_versions": 30, "failures": Failures(max_failures=1, pause=300.0)}
     plain = go({2}, bad_reply=lambda: Error(code=2, reason="it broke"), **settings)
     number = itertools.count()
     lossy = [
@@ -120,7 +121,7 @@ def test_a_node_whose_answer_to_the_query_cannot_be_decoded_has_told_nothing():
         buffer_size=2,
         max_in_flight=2,
         min_available_nodes=4,
-        query_timeout=60.0,
+        failures=Failures(query_timeout=60.0),
         listeners=[recorder],
     )
     run(strategy, grid, num_versions=4)
@@ -143,7 +144,7 @@ def test_evaluate_replies_that_cannot_be_decoded_are_left_out():
         buffer_size=2,
         max_in_flight=2,
         fraction_evaluate=1.0,
-        evaluate_every=2,
+        evaluation=Evaluation(every=2),
         listeners=[recorder],
         **virtual(4),
     )

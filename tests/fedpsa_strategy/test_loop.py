@@ -20,6 +20,7 @@ from fedpsa_strategy import (
 from fedpsa_strategy.errors import AllClientsFailedError, DivergedError, NodesMissingError
 from fedpsa_strategy.server.clients import Clients
 from fedpsa_strategy.server.events import event_from_dict
+from fedpsa_strategy.server.options import Evaluation, Failures, Limits, Training
 from support.grids import FakeTime, ScriptedGrid, model_arrays, update
 from support.runs import Recorder, counting_evaluation, in_train, run, virtual
 
@@ -267,7 +268,7 @@ def test_a_bad_reply_is_refused_and_never_touches_the_model(name):
         sketch_fn=lambda arrays: [1.0, 0.0],
         buffer_size=2,
         max_in_flight=2,
-        max_failures=2,
+        failures=Failures(max_failures=2),
         listeners=[recorder],
         **virtual(4),
     )
@@ -313,7 +314,7 @@ def test_reasons_that_clients_invent_do_not_pile_up():
         return Error(code=2, reason="full disk") if grid.partition(message) == 1 else update()
 
     grid = ScriptedGrid(4, behaviour)
-    strategy = FedBuff(buffer_size=2, max_in_flight=2, failure_pause=0.1, **virtual(4))
+    strategy = FedBuff(buffer_size=2, max_in_flight=2, failures=Failures(pause=0.1), **virtual(4))
     run(strategy, grid, num_versions=300)
     assert next(numbers) > 100
     assert len(strategy.state.reasons) <= 64
@@ -335,8 +336,7 @@ def test_a_paused_client_comes_back_and_one_success_clears_its_record():
     strategy = FedBuff(
         buffer_size=1,
         max_in_flight=1,
-        max_failures=2,
-        failure_pause=50.0,
+        failures=Failures(max_failures=2, pause=50.0),
         listeners=[recorder],
         **virtual(3, ConstantLatency(value=1.0)),
     )
@@ -364,7 +364,9 @@ def test_a_reply_that_never_comes_is_given_up_and_its_slot_used_again():
         delay=lambda m: 1e9 if grid.partition(m) == 0 and in_train(m) else 0.1,
     )
     recorder = Recorder()
-    strategy = FedBuff(buffer_size=1, max_in_flight=2, listeners=[recorder], failure_pause=1e6)
+    strategy = FedBuff(
+        buffer_size=1, max_in_flight=2, listeners=[recorder], failures=Failures(pause=1e6)
+    )
     run(strategy, grid, num_versions=500, timeout=5.0)
     assert {event.reason for event in recorder.of("reject")} == {"no reply within 5 s"}
     assert {event.client for event in recorder.of("reject")} == {0}
@@ -396,7 +398,11 @@ def test_a_simulated_client_that_never_replies_is_given_up():
     )
     recorder = Recorder()
     strategy = FedBuff(
-        buffer_size=1, max_in_flight=2, listeners=[recorder], failure_pause=1e6, **virtual(3)
+        buffer_size=1,
+        max_in_flight=2,
+        listeners=[recorder],
+        failures=Failures(pause=1e6),
+        **virtual(3),
     )
     run(strategy, grid, num_versions=20, timeout=5.0)
     assert {event.reason for event in recorder.of("reject")} == {"no reply within 5 s"}
@@ -525,7 +531,7 @@ def test_with_the_virtual_clock_a_wrong_number_of_nodes_is_an_error():
         run(FedBuff(**virtual(2)), grid)
     recorder = Recorder()
     with pytest.raises(NodesMissingError, match="only 3 of 4 nodes connected within 9 s"):
-        run(FedBuff(node_timeout=9.0, listeners=[recorder], **virtual(4)), grid)
+        run(FedBuff(failures=Failures(node_timeout=9.0), listeners=[recorder], **virtual(4)), grid)
     assert recorder.of("wait")[0].reason == "3 of 4 nodes connected"
     assert not [message for message in grid.sent if in_train(message)]
 
@@ -557,7 +563,9 @@ def test_with_the_wall_clock_a_silent_node_still_takes_part():
     grid = ScriptedGrid(2, lambda message: update())
     grid.delay = lambda message: 0.1 if in_train(message) else 1e9
     recorder = Recorder()
-    strategy = FedBuff(buffer_size=1, max_in_flight=2, query_timeout=3.0, listeners=[recorder])
+    strategy = FedBuff(
+        buffer_size=1, max_in_flight=2, failures=Failures(query_timeout=3.0), listeners=[recorder]
+    )
     run(strategy, grid, num_versions=10)
     assert {event.client for event in recorder.of("upload")} == {0, 1}
 
@@ -566,7 +574,7 @@ def test_no_nodes_is_a_clear_error_after_the_timeout():
     grid = ScriptedGrid(1, lambda message: update())
     grid.nodes.clear()
     with pytest.raises(NodesMissingError, match="only 0 of 1 nodes connected within 30 s"):
-        run(FedBuff(node_timeout=30.0), grid)
+        run(FedBuff(failures=Failures(node_timeout=30.0)), grid)
     assert grid.time.now >= 30.0
 
 
@@ -579,7 +587,12 @@ def test_all_nodes_leaving_is_a_clear_error_after_the_timeout():
 
     grid = ScriptedGrid(2, behaviour)
     with pytest.raises((NodesMissingError, AllClientsFailedError)):
-        run(FedBuff(buffer_size=1, node_timeout=20.0), grid, num_versions=100, timeout=10.0)
+        run(
+            FedBuff(buffer_size=1, failures=Failures(node_timeout=20.0)),
+            grid,
+            num_versions=100,
+            timeout=10.0,
+        )
 
 
 # --- Evaluation and the end --------------------------------------------------------------------
@@ -589,7 +602,7 @@ def test_evaluation_every_n_versions_and_at_both_ends():
     evaluate, calls = counting_evaluation()
     grid = ScriptedGrid(4, lambda message: update())
     result = run(
-        FedBuff(buffer_size=1, evaluate_every=3, **virtual(4)),
+        FedBuff(buffer_size=1, evaluation=Evaluation(every=3), **virtual(4)),
         grid,
         num_versions=8,
         evaluate_fn=evaluate,
@@ -605,8 +618,8 @@ def test_evaluation_on_a_grid_of_times_sees_the_model_of_that_moment():
     recorder = Recorder()
     strategy = FedBuff(
         buffer_size=1,
-        evaluate_interval=5.0,
-        deadline=22.0,
+        evaluation=Evaluation(interval=5.0),
+        limits=Limits(deadline=22.0),
         listeners=[recorder],
         **virtual(1, ConstantLatency(value=2.0)),
     )
@@ -620,16 +633,16 @@ def test_evaluation_on_a_grid_of_times_sees_the_model_of_that_moment():
 def test_stops_at_the_target_accuracy():
     evaluate, calls = counting_evaluation()
     grid = ScriptedGrid(2, lambda message: update())
-    strategy = FedBuff(buffer_size=1, target_accuracy=0.05, **virtual(2))
+    strategy = FedBuff(buffer_size=1, limits=Limits(target_accuracy=0.05), **virtual(2))
     run(strategy, grid, num_versions=100, evaluate_fn=evaluate)
     assert strategy.state.version == 5
     assert calls == [0, 1, 2, 3, 4, 5]
 
 
 def test_stops_at_the_wall_deadline_and_at_the_time_limit():
-    for limit in ({"deadline": 7.0}, {"time_limit": 7.0}):
+    for limit in (Limits(deadline=7.0), Limits(time_limit=7.0)):
         grid = ScriptedGrid(2, lambda message: update(), delay=lambda message: 1.0)
-        strategy = FedBuff(buffer_size=1, max_in_flight=1, **limit)
+        strategy = FedBuff(buffer_size=1, max_in_flight=1, limits=limit)
         run(strategy, grid, num_versions=100)
         assert 5 <= strategy.state.version <= 7
 
@@ -640,7 +653,7 @@ def test_stops_when_it_is_asked_to():
     strategy = FedBuff(
         buffer_size=1,
         max_in_flight=1,
-        stop_fn=lambda: grid.time.now > 5.0,
+        limits=Limits(stop_fn=lambda: grid.time.now > 5.0),
         listeners=[recorder],
     )
     run(strategy, grid, num_versions=100)
@@ -659,7 +672,9 @@ def test_federated_evaluation_does_not_stop_training():
         return RecordDict({"metrics": MetricRecord(metrics)})
 
     grid = ScriptedGrid(4, behaviour, delay=lambda m: 0.1 if in_train(m) else 1.0)
-    strategy = FedBuff(buffer_size=1, fraction_evaluate=1.0, evaluate_every=2, **virtual(4))
+    strategy = FedBuff(
+        buffer_size=1, fraction_evaluate=1.0, evaluation=Evaluation(every=2), **virtual(4)
+    )
     result = run(strategy, grid, num_versions=4)
     # (1·0 + 2·0.1 + 3·0.2 + 4·0.3) / 10
     assert result.evaluate_metrics_clientapp.keys() == {0, 2, 4}
@@ -671,7 +686,9 @@ def test_federated_evaluation_does_not_stop_training():
 
 def test_train_config_carries_version_seed_and_the_decayed_rate():
     grid = ScriptedGrid(2, lambda message: update())
-    strategy = FedBuff(buffer_size=1, max_in_flight=1, lr_decay=0.5, **virtual(2))
+    strategy = FedBuff(
+        buffer_size=1, max_in_flight=1, training=Training(lr_decay=0.5), **virtual(2)
+    )
     run(strategy, grid, num_versions=4, config={"lr": 0.8, "batch-size": 3})
     configs = [message.content["config"] for message in grid.sent if in_train(message)]
     assert [config["version"] for config in configs[:4]] == [0, 1, 2, 3]
@@ -683,7 +700,10 @@ def test_train_config_carries_version_seed_and_the_decayed_rate():
 def test_decay_per_upload():
     grid = ScriptedGrid(2, lambda message: update())
     strategy = FedBuff(
-        buffer_size=4, max_in_flight=1, lr_decay=0.25, lr_decay_per_upload=2, **virtual(2)
+        buffer_size=4,
+        max_in_flight=1,
+        training=Training(lr_decay=0.25, lr_decay_per_upload=2),
+        **virtual(2),
     )
     run(strategy, grid, num_versions=1, config={"lr": 1.0})
     configs = [message.content["config"] for message in grid.sent if in_train(message)]
@@ -783,10 +803,10 @@ def test_a_version_that_diverged_ends_the_run_with_the_upload_that_needs_its_ske
 
     clock = virtual(1, ConstantLatency(value=10.0))
     settings = {"sketch_fn": sketch_fn, "buffer_size": 1, "max_in_flight": 1, **clock}
-    result = run(FedPSA(**settings, deadline=15.0), grid)
+    result = run(FedPSA(**settings, limits=Limits(deadline=15.0)), grid)
     assert result.arrays["w"].numpy().tolist() == [1.0, 1.0]
     with pytest.raises(DivergedError, match="version 1"):
-        run(FedPSA(**settings, deadline=25.0), grid)
+        run(FedPSA(**settings, limits=Limits(deadline=25.0)), grid)
 
 
 def test_a_run_can_be_repeated_with_the_same_strategy_object():
@@ -821,15 +841,28 @@ def test_start_is_flowers_interface():
         ({"fraction_train": 1.5}, "fraction_train = 1.5"),
         ({"max_in_flight": 0}, "max_in_flight = 0"),
         ({"seed": -1}, "seed = -1"),
-        ({"lr_decay": 0.0}, "lr_decay = 0.0"),
-        ({"deadline": math.nan}, "deadline = nan"),
-        ({"target_accuracy": 2.0}, "target_accuracy = 2.0"),
         ({"clock": VirtualClock(ConstantLatency())}, "num_clients"),
     ],
 )
 def test_impossible_settings_are_refused_by_name(kwargs, text):
     with pytest.raises(ValueError, match=text):
         FedBuff(**kwargs)
+
+
+@pytest.mark.parametrize(
+    ("group", "name", "value"),
+    [
+        (Training, "lr_decay", 0.0),
+        (Limits, "deadline", math.nan),
+        (Limits, "target_accuracy", 2.0),
+        (Failures, "max_failures", 0),
+        (Failures, "query_timeout", -1.0),
+        (Evaluation, "every", 0),
+    ],
+)
+def test_impossible_settings_of_a_group_are_refused_by_name(group, name, value):
+    with pytest.raises(ValueError, match=f"{name} = {value}"):
+        group(**{name: value})
 
 
 # --- Listeners ---------------------------------------------------------------------------------
@@ -890,6 +923,6 @@ def test_who_gives_no_listener_sees_every_version_and_the_final_results_in_the_l
 @pytest.mark.parametrize("query_timeout", [0.0, 5.0])
 def test_with_the_wall_clock_nodes_are_queried_only_if_asked_for(query_timeout):
     grid = ScriptedGrid(3, lambda message: update())
-    run(FedBuff(query_timeout=query_timeout), grid, num_versions=1)
+    run(FedBuff(failures=Failures(query_timeout=query_timeout)), grid, num_versions=1)
     queries = [m for m in grid.sent if m.metadata.message_type == MessageType.QUERY]
     assert len(queries) == (3 if query_timeout else 0)

@@ -26,6 +26,7 @@ from fedpsa_strategy import (
 from fedpsa_strategy.seeds import derive
 from fedpsa_strategy.server.callbacks import NormGuard
 from fedpsa_strategy.server.checkpoint import pack
+from fedpsa_strategy.server.options import Failures
 from fedpsa_strategy.server.snapshot import take_snapshot
 from fedpsa_strategy.wire.contract import MARK, STATES, mark
 from support.grids import DecodingGrid, Unreadable
@@ -253,7 +254,7 @@ METHODS = {
         sketch_fn=lambda arrays: [1.0, 0.5], buffer_size=3, queue_size=6, **kw
     ),
     "fedbuff": lambda **kw: FedBuff(
-        buffer_size=2, staleness_exponent=0.0, norm_guard=NormGuard(ratio=5.0), **kw
+        buffer_size=2, staleness_exponent=0.0, callbacks=[NormGuard(ratio=5.0)], **kw
     ),
     "fedavg": lambda **kw: FedAvg(**kw),
     "fedasync": lambda **kw: FedAsync(**kw),
@@ -270,7 +271,7 @@ def check(method, script, virtual):
     clock = {"clock": VirtualClock(UniformLatency(seed=1)), "num_clients": HONEST + HOSTILE}
     strategy = METHODS[method](
         max_in_flight=HONEST + HOSTILE,
-        max_failures=10**6,
+        failures=Failures(max_failures=10**6),
         fraction_evaluate=0.3,
         min_available_nodes=HONEST + HOSTILE,
         listeners=[events.append],

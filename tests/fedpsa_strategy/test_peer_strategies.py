@@ -19,6 +19,7 @@ from fedpsa_strategy import (
     UniformLatency,
 )
 from fedpsa_strategy.errors import NotRunningError
+from fedpsa_strategy.server.options import Failures
 from support.grids import FlowersGrid, ScriptedGrid, as_update, model_arrays, statistics, update
 from support.runs import Recorder, in_train, run, virtual
 
@@ -59,7 +60,7 @@ def test_a_round_goes_on_without_clients_that_fail():
         return update([2.0, 4.0]) if grid.partition(message) == 0 else update([4.0, 8.0])
 
     grid = ScriptedGrid(3, behaviour)
-    strategy = FedAvg(fraction_train=1.0, max_failures=5, **virtual(3))
+    strategy = FedAvg(fraction_train=1.0, failures=Failures(max_failures=5), **virtual(3))
     result = run(strategy, grid, num_versions=1)
     assert result.arrays["w"].numpy().tolist() == [3.0, 6.0]
     assert result.train_metrics_clientapp[1]["train-loss"] == 0.5

@@ -26,6 +26,7 @@ from fedpsa_strategy import (
     make_reply,
 )
 from fedpsa_strategy.errors import InvalidReplyError
+from fedpsa_strategy.server.options import Training
 from fedpsa_strategy.wire.contract import MARK, STATES, trainable_keys
 from fedpsa_strategy.wire.states import check_states, combine_states
 from support.grids import FlowersGrid, ScriptedGrid, as_update, model_arrays, update
@@ -142,7 +143,7 @@ def test_running_statistics_stay_within_what_clients_hold(method, update_dtype, 
         method,
         net,
         max_in_flight=4,
-        update_dtype=update_dtype,
+        training=Training(update_dtype=update_dtype),
         listeners=[recorder],
         **virtual(6, UniformLatency(seed=2)),
     )

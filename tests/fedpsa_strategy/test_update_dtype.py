@@ -10,6 +10,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, Rec
 from fedpsa_strategy import FedBuff, FedPSA, Probe, make_reply
 from fedpsa_strategy.errors import InvalidReplyError
 from fedpsa_strategy.server.checkpoint import Checkpointer, CheckpointStore
+from fedpsa_strategy.server.options import Failures, Training
 from fedpsa_strategy.wire.contract import DELTA, REPLY_ARRAYS, STATES
 from fedpsa_strategy.wire.layout import Layout
 from fedpsa_strategy.wire.replies import read_train_reply
@@ -95,7 +96,7 @@ def test_an_unknown_format_is_refused_on_both_sides():
     with pytest.raises(ValueError, match="'int4', must be one of"):
         reply_to(WithCounter(), WithCounter(), **{"update-dtype": "int4"})
     with pytest.raises(ValueError, match="'int4', must be one of"):
-        FedBuff(update_dtype="int4")
+        Training(update_dtype="int4")
 
 
 def test_every_bfloat16_is_decoded_exactly_into_any_precision():
@@ -138,8 +139,8 @@ def audited(update_dtype, scale=1.0, **kwargs):
         max_in_flight=2,
         audit_fraction=1.0,
         audit_tolerance=1e-6,
-        update_dtype=update_dtype,
-        max_failures=2,
+        training=Training(update_dtype=update_dtype),
+        failures=Failures(max_failures=2),
         listeners=[recorder],
         **virtual(4),
         **kwargs,
@@ -188,7 +189,7 @@ def test_a_resumed_run_ends_in_the_same_bits(update_dtype, tmp_path):
         strategy = FedBuff(
             buffer_size=2,
             max_in_flight=3,
-            update_dtype=update_dtype,
+            training=Training(update_dtype=update_dtype),
             checkpointer=Checkpointer(store, every_versions=1) if store else None,
             resume_from=resume,
             **virtual(5),
