@@ -21,7 +21,7 @@ from fedpsa_strategy.server.clients import Clients
 from fedpsa_strategy.server.clock import Clock, WallClock
 from fedpsa_strategy.server.dispatch import Dispatch
 from fedpsa_strategy.server.events import Listener
-from fedpsa_strategy.server.metrics import weighted_mean
+from fedpsa_strategy.server.metrics import weighted_mean, with_plausible_weights
 from fedpsa_strategy.server.options import Evaluation, Failures, Limits, MessageForm, Training
 from fedpsa_strategy.server.run_state import RunState, new_run
 from fedpsa_strategy.watch.version_log import VersionLog
@@ -265,6 +265,7 @@ class FlowerHooks(Strategy):
                     server_round,
                     shown(error, MAX_REASON),
                 )
+        contents = with_plausible_weights(contents, self.weighted_by_key)
         return self.evaluate_metrics_aggr_fn(contents, self.weighted_by_key) if contents else None
 
     def _evaluate_rank(self, version: int, node_id: int) -> int:

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,11 +15,12 @@ from fedpsa_strategy import FedAvg, FedBuff, FedPSA, Probe, make_reply
 from fedpsa_strategy.errors import InvalidReplyError
 from fedpsa_strategy.server.callbacks import NormGuard
 from fedpsa_strategy.server.callbacks.sketches import relative_error
+from fedpsa_strategy.server.metrics import weighted_mean
 from fedpsa_strategy.server.options import Failures
 from fedpsa_strategy.wire.replies import TrainReply
 from support.clients import model, trained_reply
-from support.grids import ScriptedGrid, model_arrays, update
-from support.runs import Recorder, run, virtual
+from support.grids import ScriptedGrid, as_update, model_arrays, update
+from support.runs import Recorder, in_train, run, virtual
 
 
 def go(guard, huge=(300.0, 400.0), num_versions=30):
@@ -389,3 +391,56 @@ def test_without_audit_a_forger_goes_unnoticed():
     recorder = audited_run(forge=True)
     assert 1 in {event.client for event in recorder.of("upload")}
     assert not recorder.of("reject")
+
+
+def test_an_update_that_a_deep_model_multiplies_is_refused():
+    """60 times the weights, in 25 layers: arrays and norm are finite, the outputs are not."""
+    torch.manual_seed(0)
+    layers = [layer for _ in range(24) for layer in (nn.Linear(8, 8), nn.ReLU())]
+    deep = nn.Sequential(*layers, nn.Linear(8, 3))
+    probe = Probe.gaussian(deep, shape=(8,), num_classes=3)
+
+    def behaviour(message):
+        factor = np.float32(60 if grid.partition(message) == 0 else 1e-3)
+        deltas = {key: factor * a.numpy() for key, a in message.content["arrays"].items()}
+        metrics = MetricRecord({"num-examples": 10, "sketch": [1.0] * 16})
+        return as_update(deltas, {}, metrics)
+
+    grid = ScriptedGrid(5, behaviour)
+    recorder = Recorder()
+    strategy = FedPSA(
+        buffer_size=2,
+        sketch_fn=probe.sketch_fn(deep),
+        max_in_flight=3,
+        listeners=[recorder],
+        **virtual(5),
+    )
+    run(strategy, grid, num_versions=8, arrays=ArrayRecord(deep.state_dict()))
+    assert {event.client for event in recorder.of("reject")} == {0}
+    assert all("sketch of" in event.reason for event in recorder.of("reject"))
+
+
+@pytest.mark.parametrize("odd", [-39, 1e300, [1.0, 2.0]])
+def test_nobody_takes_over_the_evaluation_on_clients(odd):
+    def behaviour(message):
+        if in_train(message):
+            return update()
+        bad = grid.partition(message) == 4
+        metrics = {"num-examples": odd if bad else 10, "accuracy": 1.0 if bad else 0.5}
+        return RecordDict({"metrics": MetricRecord(metrics)})
+
+    grid = ScriptedGrid(5, behaviour)
+    strategy = FedBuff(fraction_evaluate=1.0, listeners=[], **virtual(5))
+    result = run(strategy, grid, num_versions=1)
+    assert all(
+        metrics["accuracy"] == pytest.approx(0.5, abs=0.1)
+        for metrics in result.evaluate_metrics_clientapp.values()
+    )
+
+
+def test_a_metric_that_is_a_list_for_some_has_no_mean():
+    records = [
+        RecordDict({"metrics": MetricRecord({"num-examples": 10, "loss": 2.0, "accuracy": value})})
+        for value in (0.5, [1.0])
+    ]
+    assert dict(weighted_mean(records, "num-examples")) == {"loss": 2.0}

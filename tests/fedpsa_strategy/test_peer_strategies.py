@@ -147,6 +147,9 @@ def test_fedpac_sends_each_client_its_own_head_and_the_centroids():
         ({"features": np.full((2, 1), np.nan, np.float32)}, "not finite"),
         ({"class-counts": np.array([-1, 3])}, "negative"),
         ({"class-counts": np.array([0, 0])}, "negative"),
+        ({"class-counts": np.array([2**62, 2**62])}, "negative"),  # the sum overflows
+        ({"class-counts": np.array([3, 8])}, "sum to 11, of 10 examples"),
+        ({"centroids": np.full((2, 1), 1e30, np.float32)}, "which no encoder makes"),
         ({"variance": np.asarray(-1.0, np.float32)}, "negative"),
         ({"variance": np.asarray(1.0, np.float64)}, "dtype"),
     ],

@@ -19,6 +19,10 @@ from fedpsa_strategy.wire.replies import TrainReply
 RECORD_KEY = "fedpac"
 KNOWN = "known"
 
+# Every client is drawn to the global centroids: from far larger ones the loss is infinite, and all
+# replies would have to be refused because of one.
+_LARGEST_FEATURE = 1e9
+
 
 class HeadStatistics(Callback):
     """Sends the global centroids in the record `fedpac`; reads the clients' statistics from it.
@@ -61,9 +65,9 @@ class HeadStatistics(Callback):
 
     def read(self, task: Task, message: Message, reply: TrainReply) -> TrainReply:  # noqa: ARG002
         """Return the reply with its statistics; raises InvalidReplyError."""
-        return replace(reply, extra=self._read_statistics(message))
+        return replace(reply, extra=self._read_statistics(message, reply.num_examples))
 
-    def _read_statistics(self, reply: Message) -> dict[str, Any]:
+    def _read_statistics(self, reply: Message, num_examples: float) -> dict[str, Any]:
         record = reply.content.array_records.get(RECORD_KEY)
         table = (self.num_classes, self.num_features)
         shapes = {CENTROIDS: table, FEATURES: table, COUNTS: (self.num_classes,), VARIANCE: ()}
@@ -76,6 +80,16 @@ class HeadStatistics(Callback):
             values[key] = read_array(record[key], name, dtype, shape).copy()
             if not np.isfinite(values[key]).all():
                 raise InvalidReplyError(f"{name} is not finite")
+            if key in (CENTROIDS, FEATURES) and np.abs(values[key]).max() > _LARGEST_FEATURE:
+                raise InvalidReplyError(
+                    f"{name} has numbers above {_LARGEST_FEATURE:.0e}, which no encoder makes"
+                )
         if values[COUNTS].min() < 0 or values[COUNTS].sum() <= 0 or values[VARIANCE] < 0:
             raise InvalidReplyError(f"{RECORD_KEY}: class counts and variance must not be negative")
+        # They weigh the centroids, as the amount of data weighs the encoders.
+        total = float(values[COUNTS].sum(dtype=np.float64))
+        if total > num_examples:
+            raise InvalidReplyError(
+                f"{RECORD_KEY}: the class counts sum to {total:.4g}, of {num_examples:.4g} examples"
+            )
         return values
