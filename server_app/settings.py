@@ -495,12 +495,26 @@ def _checked(key: str, value: Any, item: Any) -> Any:
         raise SettingsError(str(error)) from None
 
 
+_PAIR = re.compile(r"""\s*([\w-]+)\s*=\s*("(?:[^"\\]|\\.)*"|'[^']*'|[^\s'"=]+)(?=\s|$)""")
+_WORD = re.compile(r"(?!(?:true|false|inf|nan)$)[^\W\d][\w.:/-]*")
+
+
 def _parsed(text: str) -> dict[str, Any]:
-    """Return the keys and values in ``key=value key=value ...``, values as in TOML."""
-    lines = re.sub(r"\s+(?=[\w-]+\s*=)", "\n", text.strip())
+    """Return the keys and values in ``key=value key=value ...``.
+
+    Values are as in TOML; a word needs no quotes, as with `--set`.
+    """
+    text = text.strip()
+    lines, end = [], 0
+    while match := _PAIR.match(text, end):
+        key, value = match.groups()
+        lines.append(f"{key} = {json.dumps(value) if _WORD.fullmatch(value) else value}")
+        end = match.end()
     try:
-        return tomllib.loads(lines)
-    except tomllib.TOMLDecodeError as error:
+        if end < len(text):
+            raise ValueError(f"at {text[end:].strip()[:40]!r}")
+        return tomllib.loads("\n".join(lines))
+    except (ValueError, RecursionError) as error:
         raise SettingsError(
             f"method-settings = {shown(text)}: must be key=value pairs with values as in TOML, "
             f"such as 'trim=0.1 buffer-size=10' ({error})"

@@ -12,7 +12,7 @@ import pytest
 from fedpsa_strategy import FedBuff, Method, setting
 from fedpsa_strategy.methods.registry import METHODS, MethodError, find_method, shared_settings
 from fedpsa_strategy.server.strategies import strategy_of
-from server_app.settings import Settings, SettingsError
+from server_app.settings import Settings, SettingsError, _parsed
 from simulation.engines.grpc import run_on_processes
 from simulation.engines.local.run import run_locally
 from simulation.engines.ray import run_on_ray
@@ -129,6 +129,18 @@ def test_reproduce_compares_it_with_ours_and_tells_its_settings_apart(example, t
 def test_what_does_not_fit_is_refused_with_a_sentence(example, given, text):
     with pytest.raises(SettingsError, match=text):
         Settings.from_run_config(given)
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("mode=fast trim=0.1", {"mode": "fast", "trim": 0.1}),
+        ("flag=true name='a b=c'", {"flag": True, "name": "a b=c"}),
+        ("", {}),
+    ],
+)
+def test_settings_may_be_words_and_texts_with_spaces(text, values):
+    assert _parsed(text) == values
 
 
 def test_a_setting_of_the_method_that_stands_alone_is_found(example):
