@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -32,6 +32,7 @@ __all__ = [
     "Variant",
     "Vector",
     "blocks",
+    "check_declared",
     "effective_number",
     "normalised",
     "setting",
@@ -184,6 +185,17 @@ class Method:
         return [key_of(item.name) for item in fields(cls)]
 
 
+def check_declared(method: type[Method]) -> None:
+    """Refuse a method whose settings are not declared as they must be; raises TypeError."""
+    if any(isinstance(value, Field) for value in vars(method).values()):
+        raise TypeError(f"{method.__name__} has settings: it needs @dataclass(frozen=True)")
+    for item in fields(method):
+        if "meaning" not in item.metadata:
+            raise TypeError(
+                f"{method.__name__}.{item.name}: declare settings with setting(default, meaning)"
+            )
+
+
 @dataclass(frozen=True)
 class Buffered(Method):
     """A method with a buffer."""
@@ -280,15 +292,16 @@ class Rule(ABC):
         What the last call of `add` computed about that upload, for the events.
     version_report : dict[str, Any]
         What the last aggregation computed about the version it made.
-    state_weights : Sequence[float]
+    state_weights : Sequence[float] | None
         Convex weights with which the newest version takes the states of the last uploads; what is
-        missing to a sum of 1 is the weight of the version before.
+        missing to a sum of 1 is the weight of the version before. None: those of all uploads since
+        the version before, uniformly.
     uploads_kept : int
         How many of the last uploads may get such a weight again in a later version.
     """
 
     not_saved: ClassVar[tuple[str, ...]] = ()
-    state_weights: Sequence[float] = ()
+    state_weights: Sequence[float] | None = None
     uploads_kept: int = 0
     model: Vector
     report: dict[str, Any]
@@ -332,9 +345,12 @@ class Rule(ABC):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
+        memory = getattr(self, "memory", None)
         self.start(state["model"])
+        if memory is not None and self.settings.remembers_clients:
+            self.memory = memory  # which may be one on disk, also if `start` makes a new one
         for name, saved in state.items():
-            setattr(self, name, restored(getattr(self, name), saved))
+            setattr(self, name, restored(getattr(self, name, None), saved))
 
 
 class SketchedRule(Rule):
@@ -359,7 +375,8 @@ class SketchedRule(Rule):
 class BufferedRule(Rule):
     """Collects updates until the buffer is full, then makes a version of them.
 
-    For methods with a setting `buffer_size`; a subclass writes `aggregate`.
+    For methods with a setting `buffer_size`, or with rounds, where the buffer is full when the
+    round ends; a subclass writes `aggregate`.
     """
 
     def start(self, model: Vector) -> None:
@@ -370,11 +387,18 @@ class BufferedRule(Rule):
     def add(self, update: Update) -> Vector | None:
         """Buffer the update; aggregate when the buffer is full."""
         self.buffer.append(update)
-        if len(self.buffer) < self.settings.buffer_size:
+        if self.synchronous or len(self.buffer) < self.settings.buffer_size:
             return None
+        return self._make_version()
+
+    def finish_round(self) -> Vector | None:
+        """Aggregate the uploads of a round."""
+        return self._make_version() if self.buffer else None
+
+    def _make_version(self) -> Vector:
         updates, self.buffer = self.buffer, []
+        self.state_weights = [1 / len(updates)] * len(updates)  # unless `aggregate` has others
         self.model = self.aggregate(updates)
-        self.state_weights = [1 / len(updates)] * len(updates)
         return self.model
 
     @abstractmethod

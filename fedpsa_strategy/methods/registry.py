@@ -10,7 +10,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from fedpsa_strategy.checks import key_of
-from fedpsa_strategy.methods.base import Method
+from fedpsa_strategy.methods.base import Method, check_declared
 from fedpsa_strategy.methods.ca2fl import CA2FLMethod
 from fedpsa_strategy.methods.fedasync import FedAsyncMethod
 from fedpsa_strategy.methods.fedavg import FedAvgMethod
@@ -75,6 +75,10 @@ def find_method(reference: str) -> type[Method]:
         )
     if "rule" not in dir(found):
         raise MethodError(f"strategy = {reference!r}: {found.__name__} names no `rule`")
+    try:
+        check_declared(found)
+    except TypeError as error:
+        raise MethodError(f"strategy = {reference!r}: {error}") from None
     return found
 
 

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, MutableMapping
+from copy import copy
 from dataclasses import fields, is_dataclass
 from typing import Any
 
 import numpy as np
 
-_MAPPING = "__mapping__"
+_MAPPING, _DEQUE, _SCALAR = "__mapping__", "__deque__", "__scalar__"
 
 
 def plain(value: Any) -> Any:
     """Return a value as a checkpoint can hold it."""
-    if isinstance(value, list | tuple | deque):
+    if isinstance(value, deque):
+        return {_DEQUE: [plain(item) for item in value], "maxlen": value.maxlen}
+    if isinstance(value, list | tuple):
         return [plain(item) for item in value]
+    if isinstance(value, np.generic):  # its precision decides that of what is computed with it
+        return {_SCALAR: np.asarray(value)}
     if isinstance(value, Mapping):  # JSON has no numbers as keys
         return {_MAPPING: [[key, plain(item)] for key, item in value.items()]}
     if is_dataclass(value) and not isinstance(value, type):
@@ -30,6 +35,10 @@ def _rich(value: Any) -> Any:
     if isinstance(value, dict):
         if value.keys() == {_MAPPING}:
             return {key: _rich(item) for key, item in value[_MAPPING]}
+        if value.keys() == {_DEQUE, "maxlen"}:
+            return deque(map(_rich, value[_DEQUE]), maxlen=value["maxlen"])
+        if value.keys() == {_SCALAR}:
+            return value[_SCALAR][()]
         return {key: _rich(item) for key, item in value.items()}
     return value
 
@@ -44,9 +53,10 @@ def restored(initial: Any, saved: Any) -> Any:
         initial.update(value)
         return initial
     if is_dataclass(initial) and not isinstance(initial, type):
+        value = copy(initial)
         for item in fields(initial):
             old = getattr(initial, item.name)
-            setattr(initial, item.name, restored(old, saved[item.name]))
-        return initial
+            object.__setattr__(value, item.name, restored(old, saved[item.name]))  # also if frozen
+        return value
     # The rule may go on writing into an array; that of a checkpoint may be read-only.
     return value.copy() if isinstance(value, np.ndarray) else value

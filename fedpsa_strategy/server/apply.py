@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 
 from flwr.app import Message, MetricRecord, RecordDict
 
-from fedpsa_strategy.errors import ForgeryError, InvalidReplyError
+from fedpsa_strategy.errors import DivergedError, ForgeryError, InvalidReplyError
 from fedpsa_strategy.methods.base import Update, Vector
 from fedpsa_strategy.server.callbacks.base import Callback, hooks
 from fedpsa_strategy.server.clients import Client
@@ -15,7 +16,7 @@ from fedpsa_strategy.server.events import Aggregated, Quarantined, Rejected, Upl
 from fedpsa_strategy.server.options import Failures, MessageForm
 from fedpsa_strategy.server.run_state import RunState, Task
 from fedpsa_strategy.wire.contract import SECONDS
-from fedpsa_strategy.wire.replies import TrainReply, read_train_reply
+from fedpsa_strategy.wire.replies import TrainReply, first_too_large, read_train_reply
 from fedpsa_strategy.wire.states import combine_states
 from fedpsa_strategy.wire.text import MAX_REASON, shown
 
@@ -225,11 +226,25 @@ class Apply:
 
     def _set_version(self, model: Vector) -> None:
         run, rule = self._run, self._run.rule
-        states = combine_states(run.model.states, run.upload_states, rule.state_weights)
+        before = run.model
+        if model.shape != before.vector.shape or model.dtype != before.vector.dtype:
+            raise TypeError(
+                f"{type(rule).__name__} made a model of shape {model.shape} and {model.dtype}: "
+                f"must be {before.vector.shape} and {before.vector.dtype}"
+            )
+        weights = rule.state_weights
+        if weights is None:
+            weights = [1 / len(run.round_metrics)] * len(run.round_metrics)
+        states = combine_states(before.states, run.upload_states, weights)
         kept = rule.uploads_kept
         run.upload_states = run.upload_states[-kept:] if kept else []
         run.version += 1
         run.set_model(model, states)
+        if not math.isfinite(run.model.norm):  # which the next upload is compared with anyway
+            raise DivergedError(
+                f"version {run.version} is not finite, or too large to square: first in "
+                f"{run.layout.key_at(first_too_large(model))!r}"
+            )
         run.clients.waiting.clear()
         run.version_metrics = self._combine_metrics(run.round_metrics, self._form.weight_key)
         run.round_metrics = []

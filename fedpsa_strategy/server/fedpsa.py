@@ -9,9 +9,10 @@ from typing import Any
 from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 
-from fedpsa_strategy.methods.base import Given, Sketched
+from fedpsa_strategy.methods.base import Given, Sketched, SketchedRule
 from fedpsa_strategy.methods.fedpsa import FedPSAMethod
 from fedpsa_strategy.server.callbacks.sketches import Sketches
+from fedpsa_strategy.server.callbacks.train_config import TrainConfig
 from fedpsa_strategy.server.strategy import AsyncStrategy
 
 
@@ -50,6 +51,11 @@ class FedPSA(AsyncStrategy):
         if method is None:
             own = {item.name for item in fields(FedPSAMethod)} & kwargs.keys()
             method = FedPSAMethod(**{name: kwargs.pop(name) for name in own})
+        if not issubclass(method.rule, SketchedRule):
+            raise TypeError(
+                f"{method.label} needs sketches: its rule {method.rule.__name__} must be a "
+                "subclass of fedpsa_strategy.methods.base.SketchedRule"
+            )
         self.method = method
         sketches = Sketches(
             sketch_fn,
@@ -62,4 +68,4 @@ class FedPSA(AsyncStrategy):
             kwargs.setdefault("trainable", keys())
         rule = method.make_rule(Given(kwargs.get("num_clients") or 1, sketches.of_model))
         super().__init__(rule=rule, **kwargs)
-        self.callbacks.append(sketches)
+        self.callbacks += [TrainConfig(method.client_config()), sketches]

@@ -42,7 +42,7 @@ def take_snapshot(run: RunState, callbacks: Iterable[Callback]) -> dict[str, Any
         "time": run.clock.now,
         "reasons": dict(run.reasons),
         "rule": run.rule.state_dict(),
-        "callbacks": {type(item).__name__: dict(item.state_dict()) for item in callbacks},
+        "callbacks": {name: dict(item.state_dict()) for name, item in _named(callbacks)},
         "models": [{"vector": model.vector, "states": dict(model.states)} for model in models],
         "upload_states": [dict(states) for states in run.upload_states],
         "tasks": [_plain_task(task) | {"start": place[id(task.start)]} for task in tasks],
@@ -89,8 +89,8 @@ def restore_snapshot(
         setattr(run, name, saved[name])
     run.reasons = Counter(saved["reasons"])
     run.rule.load_state_dict(saved["rule"])
-    for item in callbacks:
-        if state := saved["callbacks"].get(type(item).__name__):
+    for name, item in _named(callbacks):
+        if state := saved["callbacks"].get(name):
             item.load_state_dict(state)
     models = [Model(item["vector"], item["states"]) for item in saved["models"]]
     run.set_model(run.rule.model, models[0].states)
@@ -105,6 +105,17 @@ def restore_snapshot(
 
 def _plain_task(task: Task) -> dict[str, Any]:
     return {item.name: getattr(task, item.name) for item in fields(task)}
+
+
+def _named(callbacks: Iterable[Callback]) -> list[tuple[str, Callback]]:
+    """Return callbacks with a name for each: that of its class, numbered from its second on."""
+    seen: Counter[str] = Counter()
+    named = []
+    for item in callbacks:
+        name = type(item).__name__
+        seen[name] += 1
+        named.append((name if seen[name] == 1 else f"{name} {seen[name]}", item))
+    return named
 
 
 def _name(rule: Rule) -> str:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from flwr.app import ArrayRecord
 
 from fedpsa_strategy.checks import describe_range
-from fedpsa_strategy.methods.base import Given, Method
+from fedpsa_strategy.methods.base import Given, Method, check_declared
 from fedpsa_strategy.methods.ca2fl import CA2FLMethod
 from fedpsa_strategy.methods.fedasync import FedAsyncMethod
 from fedpsa_strategy.methods.fedavg import FedAvgMethod
@@ -77,6 +77,10 @@ class MethodStrategy(AsyncStrategy):
         if method is None:
             own = {item.name for item in fields(self.method_type)} & kwargs.keys()
             method = self.method_type(**{name: kwargs.pop(name) for name in own})
+        if method.needs_sketch:
+            raise ValueError(
+                f"{method.label} needs sketches: use FedPSA(method=..., sketch_fn=...)"
+            )
         if method.remembers_clients and kwargs.get("num_clients") is None:
             raise ValueError(
                 f"{method.label} remembers every client: say how many, num_clients=..."
@@ -93,7 +97,7 @@ class MethodStrategy(AsyncStrategy):
         if self.memory_path is not None:
             layout = self.state.layout
             memory = MappedMemory(self.memory_path, layout.size, layout.dtype)
-            self.rule.memory = memory  # type: ignore[attr-defined]
+            self.rule.memory = memory
 
 
 class FedBuff(MethodStrategy):  # noqa: D101
@@ -117,5 +121,12 @@ class FedAvg(MethodStrategy):  # noqa: D101
 
 
 def strategy_of(method: type[Method]) -> type[MethodStrategy]:
-    """Return a method as a strategy class, for methods that need nothing special of the server."""
+    """Return a method as a strategy class, for methods that need nothing special of the server.
+
+    Raises
+    ------
+    TypeError
+        When its settings are not declared as they must be.
+    """
+    check_declared(method)
     return type(method.label, (MethodStrategy,), {"method_type": method})

@@ -75,7 +75,7 @@ class Layout:
         floats = [key for key, dtype in dtypes.items() if dtype.kind == "f"]
         if trainable is None:
             trainable = [key for key in floats if key.rpartition(".")[2] not in _STATISTICS]
-        keys = list(trainable)
+        keys = list(dict.fromkeys(trainable))
         if unknown := sorted(set(keys) - set(floats)):
             raise ValueError(f"trainable keys {unknown} are no float arrays of initial_arrays")
         if not keys:

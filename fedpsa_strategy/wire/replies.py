@@ -86,7 +86,7 @@ def read_train_reply(
     norm = squared_norm(delta)
     if not math.isfinite(norm):
         hint = " (float16 ends at 65504: try bfloat16)" if update_dtype == "float16" else ""
-        name = layout.key_at(_first_too_large(delta))
+        name = layout.key_at(first_too_large(delta))
         raise InvalidReplyError(
             f"arrays contain NaN, Inf or numbers too large to square, first in {name!r}{hint}"
         )
@@ -165,7 +165,7 @@ def squared_norm(vector: Vector) -> float:
         return math.nan
 
 
-def _first_too_large(vector: Vector) -> int:
+def first_too_large(vector: Vector) -> int:
     """Return where the first number stands whose square is not finite; 0 if only their sum is."""
     with np.errstate(over="ignore", invalid="ignore"):
         return int(np.argmin(np.isfinite(vector * vector)))

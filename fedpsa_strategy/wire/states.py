@@ -52,7 +52,8 @@ def combine_states(old: States, uploads: Sequence[States], weights: Sequence[flo
         # Rounding must not lead out of what somebody held: a variance of 0 stays one.
         lowest = np.minimum.reduce([values for _, values in held])
         highest = np.maximum.reduce([values for _, values in held])
-        combined[key] = np.clip(total.astype(before.dtype), lowest, highest)
+        # An array also where it is a single number: NumPy makes scalars of those.
+        combined[key] = np.asarray(np.clip(total.astype(before.dtype), lowest, highest))
     return combined
 
 
