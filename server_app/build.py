@@ -127,9 +127,8 @@ def _uploads_per_version(settings: Settings) -> int | None:
 def make_strategy(
     settings: Settings, task: LearningTask, model: nn.Module, config: Config, common: Config
 ) -> AsyncStrategy:
-    """Return the strategy; FedPSA adds what its clients need to the train config."""
+    """Return the strategy; what clients need for sketches is added to the train config."""
     method = settings.method
-    config |= method.client_config()
     if isinstance(method, Sketched):
         probe = make_probe(method, task, model)
         config |= probe.config(method.calibration_transport)

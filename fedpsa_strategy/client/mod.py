@@ -9,7 +9,7 @@ from torch import nn
 
 from fedpsa_strategy.client.reply import make_reply
 from fedpsa_strategy.probe.probe import LossFn
-from fedpsa_strategy.wire.contract import REPLY_ARRAYS
+from fedpsa_strategy.wire.contract import CALIBRATION, REPLY_ARRAYS
 
 Next = Callable[[Message, Context], Message]
 
@@ -68,7 +68,7 @@ def fedpsa_mod(
 
 def _only(keys: list[str], kind: str, where: str) -> list[str]:
     """Return the keys if there is exactly one, apart from the calibration batch."""
-    keys = [key for key in keys if key != "calibration"]
+    keys = [key for key in keys if key != CALIBRATION]
     if len(keys) != 1:
         raise ValueError(f"fedpsa_mod needs exactly one {kind} in the {where}, found {keys}")
     return keys

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -178,6 +178,15 @@ class Method:
     def unread(self) -> dict[str, str]:
         """Return the settings that other settings make useless, with the reason."""
         return {}
+
+    @classmethod
+    def taken_from(cls, arguments: dict[str, Any]) -> Self:
+        """Return the method with those of the keyword arguments that are its settings.
+
+        They are taken out of `arguments`.
+        """
+        own = {item.name for item in fields(cls)} & arguments.keys()
+        return cls(**{name: arguments.pop(name) for name in own})
 
     @classmethod
     def setting_keys(cls) -> list[str]:

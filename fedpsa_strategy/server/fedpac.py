@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,6 @@ import numpy as np
 from fedpsa_strategy.checks import check_range
 from fedpsa_strategy.methods.fedpac import FedPACMethod, FedPACRule
 from fedpsa_strategy.server.callbacks.head_statistics import HeadStatistics
-from fedpsa_strategy.server.callbacks.train_config import TrainConfig
 from fedpsa_strategy.server.strategy import AsyncStrategy
 
 
@@ -19,8 +17,8 @@ class FedPAC(AsyncStrategy):
     """Personalised, synchronous: shared encoder, own heads (`fedpsa_strategy.methods.fedpac`).
 
     A train message carries the encoder with the client's own head, and the global centroids in the
-    record `fedpac`; the reply's record of that name carries what the rule needs. The client's half
-    is selected by `method='fedpac'` in the train config.
+    record `fedpac`; the reply's record of that name carries what the rule needs. Clients have to
+    train in FedPAC's way: see `client_app.fedpac` in the repository.
 
     Parameters
     ----------
@@ -49,16 +47,12 @@ class FedPAC(AsyncStrategy):
         check_range("num_classes", num_classes, least=1)
         check_range("num_features", num_features, least=1)
         if method is None:
-            own = {item.name for item in fields(FedPACMethod)} & kwargs.keys()
-            method = FedPACMethod(**{name: kwargs.pop(name) for name in own})
+            method = FedPACMethod.taken_from(kwargs)
         self.method = method
         self._fedpac = FedPACRule(self.method)
         super().__init__(rule=self._fedpac, **kwargs)
         self.head_keys = list(head_keys)
-        self.callbacks += [
-            TrainConfig(method.client_config()),
-            HeadStatistics(self.head_keys, num_classes, num_features),
-        ]
+        self.callbacks.append(HeadStatistics(self.head_keys, num_classes, num_features))
 
     def personal_heads(self) -> dict[int, tuple[dict[str, np.ndarray[Any, Any]], Any]]:
         """Return every known client's own head (by key) and its class counts."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from typing import Any
 
 from flwr.app import ArrayRecord
@@ -12,7 +11,6 @@ from numpy.typing import NDArray
 from fedpsa_strategy.methods.base import Given, Sketched, SketchedRule
 from fedpsa_strategy.methods.fedpsa import FedPSAMethod
 from fedpsa_strategy.server.callbacks.sketches import Sketches
-from fedpsa_strategy.server.callbacks.train_config import TrainConfig
 from fedpsa_strategy.server.strategy import AsyncStrategy
 
 
@@ -49,8 +47,7 @@ class FedPSA(AsyncStrategy):
         **kwargs: Any,
     ) -> None:
         if method is None:
-            own = {item.name for item in fields(FedPSAMethod)} & kwargs.keys()
-            method = FedPSAMethod(**{name: kwargs.pop(name) for name in own})
+            method = FedPSAMethod.taken_from(kwargs)
         if not issubclass(method.rule, SketchedRule):
             raise TypeError(
                 f"{method.label} needs sketches: its rule {method.rule.__name__} must be a "
@@ -68,4 +65,4 @@ class FedPSA(AsyncStrategy):
             kwargs.setdefault("trainable", keys())
         rule = method.make_rule(Given(kwargs.get("num_clients") or 1, sketches.of_model))
         super().__init__(rule=rule, **kwargs)
-        self.callbacks += [TrainConfig(method.client_config()), sketches]
+        self.callbacks.append(sketches)

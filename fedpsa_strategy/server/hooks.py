@@ -16,6 +16,7 @@ from fedpsa_strategy.methods.base import Rule
 from fedpsa_strategy.seeds import MAX_SEED, derive
 from fedpsa_strategy.server.apply import Apply, MetricsAggregator
 from fedpsa_strategy.server.callbacks import Callback, Plausible
+from fedpsa_strategy.server.callbacks.train_config import TrainConfig
 from fedpsa_strategy.server.checkpoint import Checkpointer
 from fedpsa_strategy.server.clients import Clients
 from fedpsa_strategy.server.clock import Clock, WallClock
@@ -103,7 +104,11 @@ class FlowerHooks(Strategy):
         self.form = MessageForm(
             arrayrecord_key, configrecord_key, weighted_by_key, training or Training()
         )
-        self.callbacks: list[Callback] = [Plausible(weighted_by_key), *callbacks]
+        self.callbacks: list[Callback] = [
+            Plausible(weighted_by_key),
+            TrainConfig(rule.settings.client_config()),
+            *callbacks,
+        ]
         self.checkpointer = checkpointer
         self.resume_from = resume_from
         self.listeners: list[Listener] = list([VersionLog()] if listeners is None else listeners)

@@ -18,7 +18,6 @@ from fedpsa_strategy.methods.fedavg import FedAvgMethod
 from fedpsa_strategy.methods.fedbuff import FedBuffMethod
 from fedpsa_strategy.methods.fedfa import FedFaMethod
 from fedpsa_strategy.methods.mapped_memory import MappedMemory
-from fedpsa_strategy.server.callbacks.train_config import TrainConfig
 from fedpsa_strategy.server.strategy import AsyncStrategy
 
 
@@ -52,8 +51,6 @@ class MethodStrategy(AsyncStrategy):
     memory_path : str | Path (default: None)
         For methods that remember every client: a file for that memory, which is memory-mapped; None
         keeps it in memory.
-    given : Given (default: None)
-        What else the rule gets from the run.
     **kwargs : Any
         Settings of the method, and arguments of `AsyncStrategy`.
     """
@@ -71,12 +68,10 @@ class MethodStrategy(AsyncStrategy):
         *,
         method: Method | None = None,
         memory_path: str | Path | None = None,
-        given: Given | None = None,
         **kwargs: Any,
     ) -> None:
         if method is None:
-            own = {item.name for item in fields(self.method_type)} & kwargs.keys()
-            method = self.method_type(**{name: kwargs.pop(name) for name in own})
+            method = self.method_type.taken_from(kwargs)
         if method.needs_sketch:
             raise ValueError(
                 f"{method.label} needs sketches: use FedPSA(method=..., sketch_fn=...)"
@@ -85,11 +80,10 @@ class MethodStrategy(AsyncStrategy):
             raise ValueError(
                 f"{method.label} remembers every client: say how many, num_clients=..."
             )
-        given = given or Given(num_clients=kwargs.get("num_clients") or 1)
+        given = Given(num_clients=kwargs.get("num_clients") or 1)
         self.method = method
         self.memory_path = None if memory_path is None else Path(memory_path)
         super().__init__(rule=method.make_rule(given), **kwargs)
-        self.callbacks.append(TrainConfig(method.client_config()))
 
     def begin(self, arrays: ArrayRecord, node_ids: Iterable[int] = ()) -> None:
         """Set up a new run, with a memory of clients on disk if that is wanted."""

@@ -15,7 +15,7 @@ import numpy as np
 from fedpsa_strategy.errors import InvalidReplyError
 from fedpsa_strategy.wire.layout import States
 
-# So far, relative to where it started, no honest statistics move in one task.
+# No honest statistic moves farther than this in one task, relative to its start.
 _FARTHEST = 1e6
 
 

@@ -11,7 +11,7 @@ from fedpsa_strategy.server.run_state import Task
 from fedpsa_strategy.wire.replies import TrainReply
 
 _LARGEST_STEP = 1e6
-_SUSPICIOUS_STEP = 3  # what a deep model multiplies from layer to layer needs no larger one
+_SUSPICIOUS_STEP = 3  # times the model: in deep models layers multiply even that to infinity
 _LARGEST_SKETCH = 1e12
 _MOST_EXAMPLES = 1e9  # where nobody has told how much data there is
 _MOST_OF_FLEET = 1000  # times the fleet's median
