@@ -127,13 +127,13 @@ def _run(
                 strategy.limits,
                 stop_fn=lambda: requested() or (stop_fn is not None and stop_fn()),
             )
-            strategy.resume_from = saved
             strategy.checkpointer = Checkpointer(
                 checkpoint_store(settings, run_dir.path),
                 settings.checkpoint_versions,
                 settings.checkpoint_seconds,
                 # The events that a checkpoint counts are on the disk before it is.
                 lambda: {"settings": settings.to_run_config(), "events_size": event_log.sync()},
+                resume_from=saved,
             )
             result = strategy.start(
                 grid=grid,

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from flwr.app import Message, MetricRecord, RecordDict
+from flwr.app import Message, RecordDict
 
 from fedpsa_strategy.errors import DivergedError, ForgeryError, InvalidReplyError
 from fedpsa_strategy.methods.base import Update, Vector
 from fedpsa_strategy.server.callbacks.base import Callback, hooks
 from fedpsa_strategy.server.clients import Client
 from fedpsa_strategy.server.events import Aggregated, Quarantined, Rejected, Uploaded
-from fedpsa_strategy.server.options import Failures, MessageForm
+from fedpsa_strategy.server.options import Failures, MessageForm, MetricsAggregator
 from fedpsa_strategy.server.run_state import RunState, Task
 from fedpsa_strategy.wire.contract import SECONDS
 from fedpsa_strategy.wire.replies import TrainReply, first_too_large, read_train_reply
@@ -21,8 +21,6 @@ from fedpsa_strategy.wire.states import combine_states
 from fedpsa_strategy.wire.text import MAX_REASON, shown
 
 log = logging.getLogger("flwr")
-
-MetricsAggregator = Callable[[list[RecordDict], str], MetricRecord]
 
 
 class Apply:

@@ -106,24 +106,27 @@ class Checkpointer:
 
     Parameters
     ----------
-    store : CheckpointStore
-        Where to.
+    store : CheckpointStore (default: None)
+        Where to; None saves nothing.
     every_versions : int (default: 0)
         Save every so many versions; 0: not by versions.
     every_seconds : float (default: 0.0)
         Save every so many real seconds; 0: not by time.
     extra : Callable[[], Mapping[str, Any]] (default: None)
         More to put into each checkpoint, under the key `extra`.
+    resume_from : dict[str, Any] (default: None)
+        A saved state to go on from; the run has to be set up as the saved one was.
     monotonic : Callable[[], float] (default: time.monotonic)
         Real time.
     """
 
     def __init__(
         self,
-        store: CheckpointStore,
+        store: CheckpointStore | None = None,
         every_versions: int = 0,
         every_seconds: float = 0.0,
         extra: Callable[[], Mapping[str, Any]] | None = None,
+        resume_from: dict[str, Any] | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         check_range("every_versions", every_versions, least=0)
@@ -132,6 +135,7 @@ class Checkpointer:
         self.every_versions = every_versions
         self.every_seconds = every_seconds
         self.extra = extra
+        self.resume_from = resume_from
         self._monotonic = monotonic
         self._last_version = 0
         self._last_time = monotonic()
@@ -164,6 +168,8 @@ class Checkpointer:
         bool
             Whether it worked.
         """
+        if self.store is None:
+            return False
         self.begin(version)
         try:
             self.store.save(number, {**state, "extra": self.extra() if self.extra else {}})

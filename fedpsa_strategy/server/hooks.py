@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Unpack
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
@@ -14,7 +14,7 @@ from fedpsa_strategy.checks import check_range
 from fedpsa_strategy.errors import InvalidReplyError, NotRunningError
 from fedpsa_strategy.methods.base import Rule
 from fedpsa_strategy.seeds import MAX_SEED, derive
-from fedpsa_strategy.server.apply import Apply, MetricsAggregator
+from fedpsa_strategy.server.apply import Apply
 from fedpsa_strategy.server.callbacks import Callback, Plausible
 from fedpsa_strategy.server.callbacks.train_config import TrainConfig
 from fedpsa_strategy.server.checkpoint import Checkpointer
@@ -22,8 +22,16 @@ from fedpsa_strategy.server.clients import Clients
 from fedpsa_strategy.server.clock import Clock, WallClock
 from fedpsa_strategy.server.dispatch import Dispatch
 from fedpsa_strategy.server.events import Listener
-from fedpsa_strategy.server.metrics import weighted_mean, with_plausible_weights
-from fedpsa_strategy.server.options import Evaluation, Failures, Limits, MessageForm, Training
+from fedpsa_strategy.server.metrics import with_plausible_weights
+from fedpsa_strategy.server.options import (
+    Evaluation,
+    Failures,
+    FlowerKeywords,
+    FlowerOptions,
+    Limits,
+    MessageForm,
+    Training,
+)
 from fedpsa_strategy.server.run_state import RunState, new_run
 from fedpsa_strategy.watch.version_log import VersionLog
 from fedpsa_strategy.wire.layout import Layout
@@ -46,17 +54,7 @@ class FlowerHooks(Strategy):
         self,
         *,
         rule: Rule,
-        fraction_train: float = 0.2,
         max_in_flight: int | None = None,
-        min_train_nodes: int = 1,
-        fraction_evaluate: float = 0.0,
-        min_evaluate_nodes: int = 1,
-        min_available_nodes: int = 1,
-        weighted_by_key: str = "num-examples",
-        arrayrecord_key: str = "arrays",
-        configrecord_key: str = "config",
-        train_metrics_aggr_fn: MetricsAggregator | None = None,
-        evaluate_metrics_aggr_fn: MetricsAggregator | None = None,
         trainable: Iterable[str] | None = None,
         clock: Clock | None = None,
         num_clients: int | None = None,
@@ -67,15 +65,10 @@ class FlowerHooks(Strategy):
         evaluation: Evaluation | None = None,
         callbacks: Sequence[Callback] = (),
         checkpointer: Checkpointer | None = None,
-        resume_from: dict[str, Any] | None = None,
         listeners: Sequence[Listener] | None = None,
+        **flower: Unpack[FlowerKeywords],
     ) -> None:
-        check_range("fraction_train", fraction_train, above=0, most=1)
-        check_range("fraction_evaluate", fraction_evaluate, least=0, most=1)
         check_range("max_in_flight", max_in_flight, least=1)
-        check_range("min_train_nodes", min_train_nodes, least=1)
-        check_range("min_evaluate_nodes", min_evaluate_nodes, least=1)
-        check_range("min_available_nodes", min_available_nodes, least=1)
         check_range("num_clients", num_clients, least=1)
         check_range("seed", seed, least=0, most=MAX_SEED)
         self.clock = clock if clock is not None else WallClock()
@@ -84,17 +77,8 @@ class FlowerHooks(Strategy):
                 "num_clients is needed with a VirtualClock, for runs that can be repeated"
             )
         self.rule = rule
-        self.fraction_train = fraction_train
+        self.flower = FlowerOptions(**flower)
         self.max_in_flight = max_in_flight
-        self.min_train_nodes = min_train_nodes
-        self.fraction_evaluate = fraction_evaluate
-        self.min_evaluate_nodes = min_evaluate_nodes
-        self.min_available_nodes = min_available_nodes
-        self.weighted_by_key = weighted_by_key
-        self.arrayrecord_key = arrayrecord_key
-        self.configrecord_key = configrecord_key
-        self.train_metrics_aggr_fn = train_metrics_aggr_fn or weighted_mean
-        self.evaluate_metrics_aggr_fn = evaluate_metrics_aggr_fn or weighted_mean
         self.trainable = None if trainable is None else list(trainable)
         self.num_clients = num_clients
         self.seed = seed
@@ -102,15 +86,17 @@ class FlowerHooks(Strategy):
         self.failures = failures if failures is not None else Failures()
         self.evaluation = evaluation if evaluation is not None else Evaluation()
         self.form = MessageForm(
-            arrayrecord_key, configrecord_key, weighted_by_key, training or Training()
+            self.flower.arrayrecord_key,
+            self.flower.configrecord_key,
+            self.flower.weighted_by_key,
+            training or Training(),
         )
         self.callbacks: list[Callback] = [
-            Plausible(weighted_by_key),
+            Plausible(self.flower.weighted_by_key),
             TrainConfig(rule.settings.client_config()),
             *callbacks,
         ]
-        self.checkpointer = checkpointer
-        self.resume_from = resume_from
+        self.checkpointer = checkpointer if checkpointer is not None else Checkpointer()
         self.listeners: list[Listener] = list([VersionLog()] if listeners is None else listeners)
         self.message_ttl: float | None = None
         self._state: RunState | None = None
@@ -125,7 +111,7 @@ class FlowerHooks(Strategy):
         run = new_run(self.rule, self.clock, self.listeners, arrays, layout, clients)
         self.dispatch = Dispatch(run, self.form, self.seed, self.message_ttl, self.callbacks)
         self.apply = Apply(
-            run, self.form, self.failures, self.callbacks, self.train_metrics_aggr_fn
+            run, self.form, self.failures, self.callbacks, self.flower.combine_train_metrics
         )
         self._state = run
         self._running = True
@@ -144,15 +130,15 @@ class FlowerHooks(Strategy):
         """How many clients are to be kept busy now."""
         if self.max_in_flight is not None:
             return self.max_in_flight
-        share = int(self.fraction_train * len(self.state.clients) + 1e-9)
-        return max(self.min_train_nodes, share)
+        share = int(self.flower.fraction_train * len(self.state.clients) + 1e-9)
+        return max(self.flower.min_train_nodes, share)
 
     @property
     def num_nodes_wanted(self) -> int:
         """How many nodes a run waits for; exactly so many where the clock fixes them."""
         if self.clock.fixed_nodes and self.num_clients is not None:
             return self.num_clients
-        return self.min_available_nodes
+        return self.flower.min_available_nodes
 
     # --- Flower's interface --------------------------------------------------------------------
 
@@ -235,14 +221,15 @@ class FlowerHooks(Strategy):
         grid : Grid
             Where the nodes are.
         """
-        if self.fraction_evaluate == 0:
+        if self.flower.fraction_evaluate == 0:
             return []
         # A ranking by derived numbers: seeded, and independent of Flower's order of nodes.
         nodes = self.state.clients.node_ids if self._state else set(grid.get_node_ids())
         ranked = sorted(nodes, key=lambda node: (self._evaluate_rank(server_round, node), node))
-        size = max(self.min_evaluate_nodes, int(len(ranked) * self.fraction_evaluate + 1e-9))
+        share = int(len(ranked) * self.flower.fraction_evaluate + 1e-9)
+        size = max(self.flower.min_evaluate_nodes, share)
         record = ConfigRecord({**config, "server-round": server_round})
-        content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: record})
+        content = RecordDict({self.form.arrays_key: arrays, self.form.config_key: record})
         return [
             Message(content, node, MessageType.EVALUATE, ttl=self.message_ttl)
             for node in ranked[:size]
@@ -270,8 +257,9 @@ class FlowerHooks(Strategy):
                     server_round,
                     shown(error, MAX_REASON),
                 )
-        contents = with_plausible_weights(contents, self.weighted_by_key)
-        return self.evaluate_metrics_aggr_fn(contents, self.weighted_by_key) if contents else None
+        contents = with_plausible_weights(contents, self.form.weight_key)
+        combine = self.flower.combine_evaluate_metrics
+        return combine(contents, self.form.weight_key) if contents else None
 
     def _evaluate_rank(self, version: int, node_id: int) -> int:
         client = self.state.clients.by_node(node_id) if self._state else None

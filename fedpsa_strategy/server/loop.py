@@ -21,7 +21,7 @@ from fedpsa_strategy.server.membership import Membership
 from fedpsa_strategy.server.pace import NOTICE, Pace
 from fedpsa_strategy.server.run_state import Task
 from fedpsa_strategy.server.snapshot import restore_snapshot, take_snapshot
-from fedpsa_strategy.server.stop import STOP_REQUESTED, Stop
+from fedpsa_strategy.server.stop import STOP_REQUESTED, ShouldStop, Stop
 
 log = logging.getLogger("flwr")
 
@@ -43,6 +43,8 @@ class AsyncLoop:
         Sent with the messages.
     evaluate_fn : Callable[[int, ArrayRecord], MetricRecord | None] | None
         Centralised evaluation.
+    should_stop : Callable[[int, Result], bool] | None
+        Asked after each version.
     monotonic, sleep : Callable
         Real time, for waiting; the run's own time is the strategy's clock.
     perf_counter : Callable
@@ -59,6 +61,7 @@ class AsyncLoop:
         train_config: ConfigRecord,
         evaluate_config: ConfigRecord,
         evaluate_fn: EvaluateFn | None,
+        should_stop: ShouldStop | None = None,
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
         perf_counter: Callable[[], float] = time.perf_counter,
@@ -72,7 +75,7 @@ class AsyncLoop:
         self._monotonic = monotonic
         self._perf_counter = perf_counter
         self._result = Result(arrays=run.arrays)
-        self._stop = Stop(run, strategy.limits, num_versions, monotonic)
+        self._stop = Stop(run, strategy.limits, num_versions, monotonic, should_stop)
         self._membership = Membership(
             run, grid, strategy.num_nodes_wanted, strategy.failures, monotonic, sleep
         )
@@ -109,7 +112,7 @@ class AsyncLoop:
                 run.whole = False
                 self._apply()
                 run.whole = True
-                if checkpointer is not None and checkpointer.due(run.version):
+                if checkpointer.due(run.version):
                     self._save()
         except BaseException:  # a signal, or a grid that says the run is over
             self._save()
@@ -120,7 +123,7 @@ class AsyncLoop:
     def _begin(self) -> None:
         """Wait for the nodes, and begin or go on."""
         strategy, run = self._strategy, self._run
-        saved = strategy.resume_from
+        saved = strategy.checkpointer.resume_from
         tasks = [] if saved is None else self._load_state_dict(saved)
         start_time = 0.0 if saved is None else saved["time"]
         run.clock.hold(start_time)
@@ -144,8 +147,7 @@ class AsyncLoop:
             self._evaluations.evaluate()
         else:
             self._send(strategy.dispatch.resume(tasks, self._train_config))
-        if strategy.checkpointer is not None:
-            strategy.checkpointer.begin(run.version)
+        strategy.checkpointer.begin(run.version)
 
     def _end(self, reason: str) -> None:
         run = self._run
@@ -262,14 +264,15 @@ class AsyncLoop:
             if run.version_metrics is not None:
                 self._result.train_metrics_clientapp[run.version] = run.version_metrics
             self._evaluations.version_made()
+            self._stop.version_made(self._result)
 
     # --- Checkpoints ---------------------------------------------------------------------------
 
     def _save(self) -> None:
-        run, checkpointer = self._run, self._strategy.checkpointer
+        run = self._run
         # In the middle of a step the state is neither before nor after it: the last one counts.
-        if checkpointer is not None and run.whole:
-            checkpointer.save(run.sequence, run.version, self._state_dict())
+        if run.whole and self._strategy.checkpointer.store is not None:
+            self._strategy.checkpointer.save(run.sequence, run.version, self._state_dict())
 
     def _state_dict(self) -> dict[str, Any]:
         return take_snapshot(self._run, self._strategy.callbacks) | {

@@ -1,12 +1,90 @@
-"""What a strategy can be told beside its method, in groups."""
+"""What a strategy can be told beside its method, in groups; each checks itself."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypedDict
+
+from flwr.app import MetricRecord, RecordDict
 
 from fedpsa_strategy.checks import check_range
+from fedpsa_strategy.server.metrics import weighted_mean
 from fedpsa_strategy.wire.update_dtype import check_update_dtype
+
+MetricsAggregator = Callable[[list[RecordDict], str], MetricRecord]
+
+
+class FlowerKeywords(TypedDict, total=False):
+    """The types of `FlowerOptions`, for whoever writes them as keywords."""
+
+    fraction_train: float
+    fraction_evaluate: float
+    min_train_nodes: int
+    min_evaluate_nodes: int
+    min_available_nodes: int
+    weighted_by_key: str
+    arrayrecord_key: str
+    configrecord_key: str
+    train_metrics_aggr_fn: MetricsAggregator | None
+    evaluate_metrics_aggr_fn: MetricsAggregator | None
+
+
+@dataclass(frozen=True)
+class FlowerOptions:
+    """What Flower's FedAvg takes, with the same names and meaning: keywords of every strategy.
+
+    Parameters
+    ----------
+    fraction_train : float (default: 0.2)
+        Share of the nodes that is kept busy.
+    fraction_evaluate : float (default: 0.0)
+        Share of the nodes that evaluates the global model, 0 for none.
+    min_train_nodes : int (default: 1)
+        Minimum number of busy nodes.
+    min_evaluate_nodes : int (default: 1)
+        Minimum number of nodes that evaluate, if any do.
+    min_available_nodes : int (default: 1)
+        The run waits until so many nodes are connected.
+    weighted_by_key : str (default: "num-examples")
+        The metric that weighs the replies' metrics.
+    arrayrecord_key : str (default: "arrays")
+        Key of the ArrayRecord in messages.
+    configrecord_key : str (default: "config")
+        Key of the ConfigRecord in messages.
+    train_metrics_aggr_fn : Callable[[list[RecordDict], str], MetricRecord] (default: None)
+        Combines the metrics of the uploads of one version; None is the weighted mean.
+    evaluate_metrics_aggr_fn : Callable[[list[RecordDict], str], MetricRecord] (default: None)
+        The same for federated evaluation.
+    """
+
+    fraction_train: float = 0.2
+    fraction_evaluate: float = 0.0
+    min_train_nodes: int = 1
+    min_evaluate_nodes: int = 1
+    min_available_nodes: int = 1
+    weighted_by_key: str = "num-examples"
+    arrayrecord_key: str = "arrays"
+    configrecord_key: str = "config"
+    train_metrics_aggr_fn: MetricsAggregator | None = None
+    evaluate_metrics_aggr_fn: MetricsAggregator | None = None
+
+    def __post_init__(self) -> None:
+        check_range("fraction_train", self.fraction_train, above=0, most=1)
+        check_range("fraction_evaluate", self.fraction_evaluate, least=0, most=1)
+        check_range("min_train_nodes", self.min_train_nodes, least=1)
+        check_range("min_evaluate_nodes", self.min_evaluate_nodes, least=1)
+        check_range("min_available_nodes", self.min_available_nodes, least=1)
+
+    @property
+    def combine_train_metrics(self) -> MetricsAggregator:
+        """The function that combines the metrics of a version's uploads."""
+        return self.train_metrics_aggr_fn or weighted_mean
+
+    @property
+    def combine_evaluate_metrics(self) -> MetricsAggregator:
+        """The function that combines the metrics of a federated evaluation."""
+        return self.evaluate_metrics_aggr_fn or weighted_mean
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from flwr.serverapp.strategy import Result
+
 from fedpsa_strategy.server.options import Limits
 from fedpsa_strategy.server.run_state import RunState
 
 STOP_REQUESTED = "a stop was requested"
+
+ShouldStop = Callable[[int, Result], bool]
 
 _CHECK = 0.5  # seconds between two questions whether to stop
 
@@ -25,6 +29,8 @@ class Stop:
         Versions to make.
     monotonic : Callable[[], float]
         Real time.
+    should_stop : Callable[[int, Result], bool] (default: None)
+        Asked after each version.
     """
 
     def __init__(
@@ -33,17 +39,25 @@ class Stop:
         limits: Limits,
         num_versions: int,
         monotonic: Callable[[], float],
+        should_stop: ShouldStop | None = None,
     ) -> None:
         self._run = run
         self.limits = limits
         self._num_versions = num_versions
         self._monotonic = monotonic
+        self._should_stop = should_stop
+        self._asked = False  # it said so
         self._started = 0.0
         self._next_check = 0.0
 
     def begin(self) -> None:
         """Count real time from here."""
         self._started = self._monotonic()
+
+    def version_made(self, result: Result) -> None:
+        """Ask Flower's `should_stop` about the newest version."""
+        if self._should_stop is not None and self._should_stop(self._run.version, result):
+            self._asked = True
 
     def reason(self) -> str | None:
         """Return why the run ends now; None if it goes on."""
@@ -59,6 +73,8 @@ class Stop:
             self._next_check = self._monotonic() + _CHECK
             if limits.stop_fn():
                 return STOP_REQUESTED
+        if self._asked:
+            return f"should_stop asked for it after version {run.version}"
         limit = limits.time_limit
         if limit is not None and self._monotonic() - self._started >= limit:
             return f"the time limit of {limit:g} s is reached"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
@@ -26,28 +27,8 @@ class AsyncStrategy(FlowerHooks):
     ----------
     rule : Rule
         The aggregation rule.
-    fraction_train : float (default: 0.2)
-        Share of the nodes that is kept busy.
     max_in_flight : int (default: None)
         How many nodes are kept busy, instead of a share of them.
-    min_train_nodes : int (default: 1)
-        At least so many are kept busy, however small the share.
-    fraction_evaluate : float (default: 0.0)
-        Share of the nodes that evaluates the global model, 0 for none.
-    min_evaluate_nodes : int (default: 1)
-        At least so many evaluate, if any do.
-    min_available_nodes : int (default: 1)
-        The run waits until so many nodes are connected.
-    weighted_by_key : str (default: "num-examples")
-        The metric that weighs the replies' metrics.
-    arrayrecord_key : str (default: "arrays")
-        Key of the ArrayRecord in messages.
-    configrecord_key : str (default: "config")
-        Key of the ConfigRecord in messages.
-    train_metrics_aggr_fn : Callable[[list[RecordDict], str], MetricRecord] (default: None)
-        Combines the metrics of the uploads of one version; None is the weighted mean.
-    evaluate_metrics_aggr_fn : Callable[[list[RecordDict], str], MetricRecord] (default: None)
-        The same for federated evaluation.
     trainable : Iterable[str] (default: None)
         Keys of the trainable arrays; None means all float arrays but the `running_mean` and
         `running_var` of PyTorch's normalisation layers. The others are states: a version's floats
@@ -69,11 +50,12 @@ class AsyncStrategy(FlowerHooks):
     callbacks : Sequence[Callback] (default: ())
         Look at tasks and replies, such as `NormGuard`, which limits how large an update may be.
     checkpointer : Checkpointer (default: None)
-        Saves the run's state from time to time.
-    resume_from : dict[str, Any] (default: None)
-        A saved state to go on from; the run has to be set up as the saved one was.
+        Saves the run's state from time to time, and has the state that the run goes on from.
     listeners : Sequence[Callable[[Event], None]] (default: None)
         Called with every event of the run; None logs a line per version and the final results.
+    **flower : Any
+        What Flower's FedAvg takes, under the same names: `fraction_train`, `min_available_nodes`,
+        `weighted_by_key` and so on (`FlowerOptions`).
     """
 
     def start(
@@ -85,6 +67,7 @@ class AsyncStrategy(FlowerHooks):
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: EvaluateFn | None = None,
+        should_stop: Callable[[int, Result], bool] | None = None,
     ) -> Result:
         """Run until `num_rounds` versions are made, or another limit is reached.
 
@@ -104,6 +87,8 @@ class AsyncStrategy(FlowerHooks):
             Sent with every evaluate message.
         evaluate_fn : Callable[[int, ArrayRecord], MetricRecord | None] (default: None)
             Centralised evaluation of a version.
+        should_stop : Callable[[int, Result], bool] (default: None)
+            Asked after each version, with its number and the result so far; True ends the run.
 
         Returns
         -------
@@ -124,6 +109,7 @@ class AsyncStrategy(FlowerHooks):
             train_config=train_config or ConfigRecord(),
             evaluate_config=evaluate_config or ConfigRecord(),
             evaluate_fn=evaluate_fn,
+            should_stop=should_stop,
         )
         try:
             result = loop.run()
@@ -137,8 +123,10 @@ class AsyncStrategy(FlowerHooks):
 
     def summary(self) -> None:
         """Log the strategy's configuration."""
-        busy = self.max_in_flight or f"{self.fraction_train:.0%} of the nodes"
+        busy = self.max_in_flight or f"{self.flower.fraction_train:.0%} of the nodes"
         log.info("\t├──> Clients kept busy: %s", busy)
         log.info("\t├──> Clock: %r", self.clock)
-        log.info("\t├──> Federated evaluation: %.0f%% of the nodes", 100 * self.fraction_evaluate)
+        log.info(
+            "\t├──> Federated evaluation: %.0f%% of the nodes", 100 * self.flower.fraction_evaluate
+        )
         log.info("\t└──> %r", self.rule.settings)

@@ -97,8 +97,7 @@ def go(
         seed=5,
         evaluation=Evaluation(every=2),
         listeners=[recorder],
-        checkpointer=Checkpointer(store, every_versions=every) if store else None,
-        resume_from=resume,
+        checkpointer=Checkpointer(store, every_versions=every, resume_from=resume),
         **virtual(6, UniformLatency(seed=2)),
     )
     arrays = model_arrays([1.0, 2.0], head=np.ones(1, np.float32), count=np.asarray(0))
@@ -232,8 +231,7 @@ def test_with_the_wall_clock_only_what_came_after_the_checkpoint_is_lost(tmp_pat
         strategy = FedBuff(
             buffer_size=2,
             max_in_flight=2,
-            checkpointer=Checkpointer(store, every_versions=3),
-            resume_from=saved,
+            checkpointer=Checkpointer(store, every_versions=3, resume_from=saved),
         )
         return strategy, lambda: run(strategy, grid, num_versions=20)
 
@@ -381,7 +379,7 @@ def test_a_checkpoint_of_another_method_or_model_is_refused(tmp_path):
     saved = store.load_newest()
     with pytest.raises(ResumeError, match=r"FedBuff.*FedAvg"):
         go("fedavg", resume=saved)
-    strategy = FedBuff(resume_from=saved, **virtual(6))
+    strategy = FedBuff(checkpointer=Checkpointer(resume_from=saved), **virtual(6))
     arrays = ArrayRecord({"w": Array(np.zeros(9, np.float32))})
     with pytest.raises(ResumeError, match="3 values"):
         run(strategy, ScriptedGrid(6, client), arrays=arrays)

@@ -32,14 +32,52 @@ def test_every_keyword_of_flowers_fedavg_is_taken(strategy):
     needs = {FedPSA: {"sketch_fn": lambda arrays: [1.0]}, CA2FL: {"num_clients": 4}}
     made = strategy(**theirs, **needs.get(strategy, {}))
     for name, value in theirs.items():
-        assert value is None or getattr(made, name) == value
+        assert getattr(made.flower, name) == value
 
 
 def test_start_is_called_as_in_flower():
     theirs = parameters(flwr.serverapp.strategy.FedAvg.start)
-    ours = parameters(AsyncStrategy.start)
+    ours = dict(parameters(AsyncStrategy.start))
+    if "should_stop" not in theirs:  # new in 1.43
+        assert ours.pop("should_stop").default is None
     assert list(ours) == list(theirs)
     assert [item.default for item in ours.values()] == [item.default for item in theirs.values()]
+
+
+def test_an_unknown_keyword_is_refused():
+    with pytest.raises(TypeError, match="fraction_trian"):
+        FedBuff(fraction_trian=0.5)
+
+
+@pytest.mark.parametrize("clock", [{}, virtual(3)])
+def test_should_stop_ends_a_run_after_a_version(clock):
+    asked = []
+    strategy = FedBuff(buffer_size=2, listeners=[], **clock)
+
+    def should_stop(server_round, result):
+        asked.append((server_round, sorted(result.evaluate_metrics_serverapp)))
+        return server_round == 3
+
+    result = run(
+        strategy,
+        ScriptedGrid(3, lambda message: update()),
+        num_versions=10,
+        evaluate_fn=lambda version, arrays: MetricRecord({"loss": 1.0 / (1 + version)}),
+        should_stop=should_stop,
+    )
+    # As in Flower, what is known of a version when it is asked for includes its evaluation.
+    assert asked == [(version, list(range(version + 1))) for version in (1, 2, 3)]
+    assert strategy.state.version == 3
+    assert sorted(result.train_metrics_clientapp) == [1, 2, 3]
+    assert result.arrays is strategy.state.arrays
+
+
+def test_should_stop_may_raise():
+    def should_stop(server_round, result):
+        raise KeyError("accuracy")
+
+    with pytest.raises(KeyError):
+        run(FedBuff(buffer_size=1), ScriptedGrid(2, lambda m: update()), should_stop=should_stop)
 
 
 @pytest.mark.parametrize(("fraction", "least", "busy"), [(0.5, 1, 4), (0.25, 5, 5), (1.0, 2, 8)])

@@ -58,7 +58,7 @@ def resumed_and_whole(make, tmp_path):
     store = CheckpointStore(tmp_path)
     first = make(checkpointer=Checkpointer(store, every_versions=1))
     run(first, ScriptedGrid(5, client), num_versions=3, arrays=arrays())
-    again = make(resume_from=store.load_newest())
+    again = make(checkpointer=Checkpointer(resume_from=store.load_newest()))
     parts = run(again, ScriptedGrid(5, client), num_versions=12, arrays=arrays())
     return [{key: result.arrays[key].data for key in result.arrays} for result in (parts, whole)]
 

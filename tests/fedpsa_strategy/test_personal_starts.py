@@ -81,8 +81,7 @@ def go(*, store=None, resume=None, replies=None, num_versions=6, whole_models=Fa
         buffer_size=2,
         max_in_flight=3,
         listeners=[recorder],
-        checkpointer=None if store is None else Checkpointer(store),
-        resume_from=resume,
+        checkpointer=Checkpointer(store, resume_from=resume),
         **virtual(5),
     )
     arrays = model_arrays([1.0, 2.0])

@@ -98,8 +98,7 @@ def loop(listener: Any, *, versions: int, store: Any = None, resume: Any = None)
         clock=VirtualClock(UniformLatency(seed=1)),
         num_clients=4,
         listeners=[listener],
-        checkpointer=Checkpointer(store, every_versions=1) if store else None,
-        resume_from=resume,
+        checkpointer=Checkpointer(store, every_versions=1, resume_from=resume),
     )
     preparing = Preparing(strategy)
     strategy.callbacks.append(preparing)

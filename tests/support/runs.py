@@ -8,7 +8,15 @@ from support.grids import model_arrays
 
 
 def run(
-    strategy, grid, *, num_versions=4, arrays=None, evaluate_fn=None, timeout=100.0, config=None
+    strategy,
+    grid,
+    *,
+    num_versions=4,
+    arrays=None,
+    evaluate_fn=None,
+    timeout=100.0,
+    config=None,
+    should_stop=None,
 ):
     """Run a strategy on a scripted grid in fake time; return Flower's result."""
     if not strategy.clock.fixed_nodes:
@@ -22,6 +30,7 @@ def run(
         train_config=ConfigRecord(config or {}),
         evaluate_config=ConfigRecord(),
         evaluate_fn=evaluate_fn,
+        should_stop=should_stop,
         monotonic=grid.time.monotonic,
         sleep=grid.time.sleep,
     ).run()
