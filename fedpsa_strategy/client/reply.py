@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fedpsa_strategy.probe.probe import LossFn, Probe
 from fedpsa_strategy.probe.state_dicts import read_arrays
+from fedpsa_strategy.seeds import derive
 from fedpsa_strategy.wire.contract import (
     CALIBRATION,
     DELTA,
@@ -24,6 +25,7 @@ from fedpsa_strategy.wire.contract import (
     trainable_keys,
 )
 from fedpsa_strategy.wire.layout import write_array
+from fedpsa_strategy.wire.quantise import BITS, pack
 from fedpsa_strategy.wire.update_dtype import UPDATE_DTYPE_KEY, check_update_dtype, decode
 
 _HALVES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -107,13 +109,15 @@ def _update_records(
     """
     update_dtype = check_update_dtype(config.get(UPDATE_DTYPE_KEY, "float32"))
     after, trainable = model.state_dict(), set(trainable_keys(model))
-    values, sent, states = {}, {}, {}
+    values, states = {}, {}
+    sent: dict[str, NDArray[Any]] = {}
     with np.errstate(invalid="ignore", over="ignore"):  # what is not finite is for the server
         for key, tensor in after.items():
             array = tensor.numpy(force=True)  # on a CPU the very memory
             if key in trainable:
                 values[key] = array
-                sent[key] = _rounded(np.asarray(array - before[key]), update_dtype)
+                delta = np.asarray(array - before[key])
+                sent[key] = _rounded(delta, update_dtype, _rounding_seed(config, len(sent)))
             else:
                 states[key] = write_array(array)
         if keep_sum:
@@ -129,8 +133,15 @@ def _record(arrays: Mapping[str, Array]) -> ArrayRecord:
     return record
 
 
-def _rounded(delta: NDArray[Any], update_dtype: str) -> NDArray[Any]:
+def _rounding_seed(config: ConfigRecord, position: int) -> int:
+    """Return the seed with which an array of the update is rounded, if it is at random."""
+    return derive(cast(int, config.get("seed", 0)), "rounding", position)
+
+
+def _rounded(delta: NDArray[Any], update_dtype: str, seed: int) -> NDArray[Any]:
     """Return an update in a dtype of NumPy as it travels; what does not fit becomes Inf."""
+    if update_dtype in BITS:
+        return pack(delta, BITS[update_dtype], seed)
     if update_dtype not in _HALVES:
         return delta
     half = torch.from_numpy(delta).to(_HALVES[update_dtype])
@@ -146,9 +157,9 @@ def _set_to_sum(
 ) -> None:
     """Write w + Δ into the tensors of a model and their values, Δ being what the server reads."""
     for key, delta in sent.items():
-        if update_dtype == "bfloat16":
-            bits, delta = delta, np.empty(delta.shape, np.float32)
-            decode(bits, update_dtype, delta)
+        if update_dtype == "bfloat16" or update_dtype in BITS:
+            received, delta = delta, np.empty(values[key].shape, np.float32)
+            decode(received.reshape(-1), update_dtype, delta.reshape(-1), key)
         np.add(before[key], delta, out=values[key], casting="same_kind")
         if tensors[key].device.type != "cpu":
             tensors[key].copy_(torch.from_numpy(values[key]))

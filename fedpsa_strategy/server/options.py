@@ -174,8 +174,9 @@ class Training:
         The train config's `lr` is multiplied by lr_decay ** version.
     lr_decay_per_upload : int (default: None)
         Decay by uploads instead: lr_decay ** (uploads / this number).
-    update_dtype : "float32", "float16" or "bfloat16" (default: "float32")
-        In which format clients send updates; "float32" means in the model's own dtypes.
+    update_dtype : "float32", "float16", "bfloat16", "int8" or "int4" (default: "float32")
+        In which format clients send updates; "float32" means in the model's own dtypes, "int8" and
+        "int4" levels that share a scale by blocks, rounded at random and without bias.
     """
 
     lr_decay: float = 1.0

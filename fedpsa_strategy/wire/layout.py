@@ -22,7 +22,7 @@ from fedpsa_strategy.errors import InvalidReplyError
 from fedpsa_strategy.methods.base import Vector
 from fedpsa_strategy.wire.contract import STATES
 from fedpsa_strategy.wire.text import shown, shown_names
-from fedpsa_strategy.wire.update_dtype import decode, wire_dtype
+from fedpsa_strategy.wire.update_dtype import decode, wire_form
 
 States = Mapping[str, NDArray[Any]]
 """The arrays of a model that are not trained, by key and in their own dtypes."""
@@ -180,9 +180,10 @@ class Layout:
             _check_keys(states, self._states, STATES)
         vector = np.empty(self.size, dtype=self.dtype)
         for key, entry in self._trainable.items():
-            dtype = wire_dtype(update_dtype, entry.dtype)
-            values = read_array(deltas[key], f"arrays[{key!r}]", dtype, entry.shape)
-            decode(values.reshape(-1), update_dtype, vector[entry.span])
+            name = f"arrays[{key!r}]"
+            form = wire_form(update_dtype, entry.dtype, entry.shape)
+            values = read_array(deltas[key], name, *form)
+            decode(values.reshape(-1), update_dtype, vector[entry.span], name)
         return vector, {
             key: read_array(states[key], f"{STATES}[{key!r}]", entry.dtype, entry.shape).copy()
             for key, entry in self._states.items()

@@ -1,6 +1,7 @@
-"""The number format in which updates travel: as they are, or in half the bytes.
+"""The number format in which updates travel: as they are, or in half, a quarter or an eighth.
 
-NumPy has no bfloat16. Its bits are the upper half of a float32's, and travel as uint16.
+NumPy has no bfloat16. Its bits are the upper half of a float32's, and travel as uint16. Numbers in
+8 or 4 bits travel as bytes: see `fedpsa_strategy.wire.quantise`.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpsa_strategy.methods.base import Vector
+from fedpsa_strategy.wire.quantise import BITS, packed_size, unpack
 
-UPDATE_DTYPES = ("float32", "float16", "bfloat16")
+UPDATE_DTYPES = ("float32", "float16", "bfloat16", "int8", "int4")
 UPDATE_DTYPE_KEY = "update-dtype"
 """The key in the train config; without it updates travel in the model's own dtypes."""
 
@@ -24,13 +26,28 @@ def check_update_dtype(value: Any) -> str:
     return str(value)
 
 
-def wire_dtype(update_dtype: str, own: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the dtype in which a float array that is `own` on both sides travels."""
-    return {"float16": np.dtype(np.float16), "bfloat16": np.dtype(np.uint16)}.get(update_dtype, own)
+def wire_form(
+    update_dtype: str, own: np.dtype[Any], shape: tuple[int, ...]
+) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    """Return the dtype and shape in which a float array of `own` dtype and `shape` travels."""
+    if update_dtype in BITS:
+        count = int(np.prod(shape, dtype=np.int64))
+        return np.dtype(np.uint8), (packed_size(count, BITS[update_dtype]),)
+    halves = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(np.uint16)}
+    return halves.get(update_dtype, own), shape
 
 
-def decode(values: NDArray[Any], update_dtype: str, out: Vector) -> None:
-    """Write the numbers of an array that was received into `out`, exactly."""
+def decode(values: NDArray[Any], update_dtype: str, out: Vector, name: str) -> None:
+    """Write the numbers of an array that was received, in one row, into `out`, exactly.
+
+    Raises
+    ------
+    InvalidReplyError
+        When no honest client sends such an array; `name` is what the text calls it.
+    """
+    if update_dtype in BITS:
+        unpack(values, BITS[update_dtype], out, name)
+        return
     if update_dtype != "bfloat16":
         out[:] = values
         return

@@ -1,4 +1,4 @@
-"""Updates in half the bytes: what arrives is what was sent, and what does not fit is refused."""
+"""Updates in fewer bytes: what arrives is what was sent, and what does not fit is refused."""
 
 from itertools import count
 
@@ -58,7 +58,7 @@ def shifted(before, scale=1e-2):
     return after
 
 
-@pytest.mark.parametrize("update_dtype", UPDATE_DTYPES)
+@pytest.mark.parametrize("update_dtype", ["float32", *HALVES])
 def test_the_server_reads_what_the_client_rounded(update_dtype):
     before = WithCounter()
     after = shifted(before)
@@ -93,10 +93,10 @@ def test_without_the_key_updates_travel_in_the_dtypes_of_the_model():
 
 
 def test_an_unknown_format_is_refused_on_both_sides():
-    with pytest.raises(ValueError, match="'int4', must be one of"):
-        reply_to(WithCounter(), WithCounter(), **{"update-dtype": "int4"})
-    with pytest.raises(ValueError, match="'int4', must be one of"):
-        Training(update_dtype="int4")
+    with pytest.raises(ValueError, match="'int2', must be one of"):
+        reply_to(WithCounter(), WithCounter(), **{"update-dtype": "int2"})
+    with pytest.raises(ValueError, match="'int2', must be one of"):
+        Training(update_dtype="int2")
 
 
 def test_every_bfloat16_is_decoded_exactly_into_any_precision():
@@ -104,7 +104,7 @@ def test_every_bfloat16_is_decoded_exactly_into_any_precision():
     expected = torch.from_numpy(bits).view(torch.bfloat16)
     for dtype in (np.float32, np.float64):
         out = np.empty(2**16, dtype)
-        decode(bits, "bfloat16", out)
+        decode(bits, "bfloat16", out, "w")
         np.testing.assert_array_equal(out, expected.to(torch.float64).numpy().astype(dtype))
 
 
