@@ -26,10 +26,12 @@ from fedpsa_strategy.watch.status_line import StatusLine
 from fedpsa_strategy.watch.tensorboard import TensorBoardLog
 from fedpsa_strategy.wire.layout import Layout
 from server_app.build import build_experiment, make_task
+from server_app.method_settings import SettingsError
+from server_app.no_effect import without_effect
 from server_app.places import run_name, runs_folder, unused
 from server_app.resume import checkpoint_store, limits_of, load_checkpoint
 from server_app.run_dir import CURVE, RunDir, RunDirError, model_sha256
-from server_app.settings import Settings, SettingsError
+from server_app.settings import Settings
 from server_app.stopping import StopSignals
 from server_app.task_defaults import resolve
 from task.hardware import set_threads
@@ -54,7 +56,7 @@ def main(grid: Grid, context: Context) -> None:
     except SettingsError as error:
         _note_refusal(context.run_config.get("run-dir"), str(error))
         raise
-    for sentence in settings.without_effect():
+    for sentence in without_effect(settings):
         log.warning("%s", sentence)
     with StopSignals(_PATIENCE) as signals:
         run_settings(grid, settings, signals.requested)

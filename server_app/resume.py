@@ -9,8 +9,9 @@ from typing import Any
 from fedpsa_strategy.server.checkpoint import CheckpointStore, load
 from fedpsa_strategy.server.clock import DAY
 from fedpsa_strategy.watch.status_line import Limits
+from server_app.method_settings import SettingsError
 from server_app.places import SUMMARY
-from server_app.settings import Settings, SettingsError
+from server_app.settings import Settings
 from server_app.task_defaults import resolve
 
 

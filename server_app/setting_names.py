@@ -48,3 +48,9 @@ def similar_keys(key: str, known: Iterable[str]) -> list[str]:
     plain = re.sub(r"[\s_.]+", "-", key.strip().lower())
     close = [plain] if plain in names else difflib.get_close_matches(plain, names, 2, cutoff=0.7)
     return list(dict.fromkeys(names[name] for name in close))
+
+
+def hint_for(key: str, known: Iterable[str], otherwise: str) -> str:
+    """Return what to say to somebody who wrote a `key` that is not `known`."""
+    similar = " or ".join(similar_keys(key, known))
+    return f"did you mean {similar}?" if similar else otherwise

@@ -7,24 +7,22 @@ Every setting is declared once, here, with its default, its range and what it me
 from __future__ import annotations
 
 import json
-import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, make_dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from fedpsa_strategy.checks import checked_setting, key_of, setting, shown
+from fedpsa_strategy.checks import key_of, setting, shown
 from fedpsa_strategy.methods.base import Method
 from fedpsa_strategy.methods.registry import (
     METHODS,
     find_method,
     is_ours,
-    readers,
     shared_settings,
 )
 from fedpsa_strategy.wire.update_dtype import UPDATE_DTYPES
-from server_app.setting_names import similar_keys
+from server_app.method_settings import SettingsError, checked, method_values
+from server_app.setting_names import hint_for
 
 DATASETS = ("digits", "mnist", "fmnist", "cifar10", "cifar100")
 # What a resumed run may set differently: when it ends, what it waits for, and where things are.
@@ -67,10 +65,6 @@ DATASET_DEFAULTS: dict[str, dict[str, Any]] = {
     "digits": {"lr": 0.1, "batch-size": 16, "evaluate-every": 5}
 }
 """What 0 stands for with datasets that are not the paper's."""
-
-
-class SettingsError(ValueError):
-    """A setting that cannot be used; the text names it, its value and what is allowed."""
 
 
 @dataclass(frozen=True)
@@ -284,12 +278,11 @@ class Settings(_MethodSettings):
         values = {}
         for key, value in run_config.items():
             if key not in known:
-                similar = " or ".join(similar_keys(key, known))
-                hint = f"did you mean {similar}?" if similar else "docs/SETTINGS.md lists them all"
+                hint = hint_for(key, known, "docs/SETTINGS.md lists them all")
                 raise SettingsError(f"there is no setting {shown(key)}: {hint}")
             if key == "resume" and str(value).lower() in ("true", "false"):
                 value = "true" if str(value).lower() == "true" else ""
-            values[known[key].name] = _checked(key, value, known[key])
+            values[known[key].name] = checked(key, value, known[key])
         settings = cls(**values)
         settings._check_combinations()
         return settings
@@ -333,16 +326,7 @@ class Settings(_MethodSettings):
                     f"has run-config keys of its own ({', '.join(known) or 'none'})"
                 )
             return {item.name: getattr(self, item.name) for item in known.values()}
-        values = {}
-        for key, value in _parsed(self.method_settings).items():
-            if key not in known:
-                similar = " or ".join(similar_keys(key, known))
-                hint = f"did you mean {similar}?" if similar else f"it has {', '.join(known)}"
-                raise SettingsError(
-                    f"method-settings: strategy {self.strategy!r} has no setting {key!r}; {hint}"
-                )
-            values[known[key].name] = _checked(key, value, known[key])
-        return values
+        return method_values(self.strategy, self.method_settings, known)
 
     @property
     def decisive_method_settings(self) -> str:
@@ -383,58 +367,9 @@ class Settings(_MethodSettings):
         names = {key.replace("-", "_"): value for key, value in values.items()}
         return replace(self, **{k: v for k, v in names.items() if not getattr(self, k)})
 
-    def without_effect(self) -> list[str]:
-        """Return a sentence about every setting that was changed and changes nothing here."""
-        values, defaults = self.to_run_config(), Settings().to_run_config()
-        reasons = self._reasons_for_no_effect()
-        return [
-            f"{key} = {shown(values[key])} has no effect: {reason}"
-            for key, reason in reasons.items()
-            if values[key] != defaults[key]
-        ]
-
-    def _reasons_for_no_effect(self) -> dict[str, str]:
-        reasons: dict[str, str] = {}
-
-        def note(useless: bool, reason: str, *keys: str) -> None:
-            if useless:
-                reasons.update({key: reason for key in keys if key not in reasons})
-
-        for key, methods in readers().items():
-            by_upload = key == "buffer-size" and self.lr_decay_per == "upload"
-            named = ", ".join(methods)
-            note(
-                self.strategy not in methods and not by_upload,
-                f"strategy {self.strategy!r} does not read it ({named} would)",
-                key,
-            )
-        for key, reason in self.method.unread().items():
-            note(True, reason, key)
-        note(
-            bool(self.task),
-            f"task {self.task!r} brings its own data",
-            *("dataset", "partition", "dirichlet-alpha", "test-fraction", "data-dir", "cache-dir"),
-        )
-        note(self.partition == "iid", "partition is 'iid'", "dirichlet-alpha")
-        note(
-            self.clock == "wall",
-            "response times are real with clock 'wall'",
-            *("latency", "latency-min", "latency-max", "latency-per", "virtual-days"),
-        )
-        note(self.clock == "virtual", "with clock 'virtual' all num-clients take part", "min-nodes")
-        note(self.latency == "constant", "latency is 'constant': latency-max", "latency-min")
-        note(self.max_in_flight > 0, "max-in-flight takes its place", "fraction-train")
-        note(self.evaluate_interval > 0, "evaluate-interval takes its place", "evaluate-every")
-        note(
-            not (self.max_update_norm or self.max_update_ratio),
-            "neither max-update-norm nor max-update-ratio is set",
-            "norm-action",
-        )
-        return reasons
-
     def _check_combinations(self) -> None:
-        if self.task.partition(":")[0].partition(".")[0] in _OUR_PACKAGES:
-            package = self.task.partition(":")[0].partition(".")[0]
+        package = self.task.partition(":")[0].partition(".")[0]
+        if package in _OUR_PACKAGES:
             raise SettingsError(
                 f"task = {self.task!r}: {package!r} is a package of this repository; give a module "
                 "of your own another name (docs/OWN_TASK.md)"
@@ -457,20 +392,14 @@ class Settings(_MethodSettings):
             raise SettingsError(
                 f"evaluate-interval = {self.evaluate_interval!r}: must be 0 or at least 0.1"
             )
-        if self.latency_min > self.latency_max:
-            raise SettingsError(
-                f"latency-min = {self.latency_min}: must be at most latency-max = "
-                f"{self.latency_max}"
-            )
-        if self.max_in_flight > self.num_clients:
-            raise SettingsError(
-                f"max-in-flight = {self.max_in_flight}: must be at most num-clients = "
-                f"{self.num_clients}"
-            )
-        if self.min_nodes > self.num_clients:
-            raise SettingsError(
-                f"min-nodes = {self.min_nodes}: must be at most num-clients = {self.num_clients}"
-            )
+        for low, high in (
+            ("latency-min", "latency-max"),
+            ("max-in-flight", "num-clients"),
+            ("min-nodes", "num-clients"),
+        ):
+            value, most = (getattr(self, key.replace("-", "_")) for key in (low, high))
+            if value > most:
+                raise SettingsError(f"{low} = {value}: must be at most {high} = {most}")
         method = self.method
         if method.needs_head and not self.task and self.dataset not in _WITH_ENCODER:
             raise SettingsError(
@@ -489,36 +418,3 @@ class Settings(_MethodSettings):
                 "the run would never end: set num-server-rounds, time-limit, target-accuracy or, "
                 "with the virtual clock, virtual-days"
             )
-
-
-def _checked(key: str, value: Any, item: Any) -> Any:
-    try:
-        return checked_setting(key, value, item)
-    except ValueError as error:
-        raise SettingsError(str(error)) from None
-
-
-_PAIR = re.compile(r"""\s*([\w-]+)\s*=\s*("(?:[^"\\]|\\.)*"|'[^']*'|[^\s'"=]+)(?=\s|$)""")
-_WORD = re.compile(r"(?!(?:true|false|inf|nan)$)[^\W\d][\w.:/-]*")
-
-
-def _parsed(text: str) -> dict[str, Any]:
-    """Return the keys and values in ``key=value key=value ...``.
-
-    Values are as in TOML; a word needs no quotes, as with `--set`.
-    """
-    text = text.strip()
-    lines, end = [], 0
-    while match := _PAIR.match(text, end):
-        key, value = match.groups()
-        lines.append(f"{key} = {json.dumps(value) if _WORD.fullmatch(value) else value}")
-        end = match.end()
-    try:
-        if end < len(text):
-            raise ValueError(f"at {text[end:].strip()[:40]!r}")
-        return tomllib.loads("\n".join(lines))
-    except (ValueError, RecursionError) as error:
-        raise SettingsError(
-            f"method-settings = {shown(text)}: must be key=value pairs with values as in TOML, "
-            f"such as 'trim=0.1 buffer-size=10' ({error})"
-        ) from None

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from server_app.settings import DATASET_DEFAULTS, PAPER_DEFAULTS, Settings, SettingsError
+from server_app.method_settings import SettingsError
+from server_app.settings import DATASET_DEFAULTS, PAPER_DEFAULTS, Settings
 
 
 def resolve(settings: Settings, before: Mapping[str, Any] | None = None) -> Settings:

@@ -72,11 +72,10 @@ def check_keys(run_config: Mapping[str, ConfigValue], defaults: Mapping[str, Con
         if key in defaults:
             continue
         # Not at the top: it loads Flower, for which nobody should wait who asks for --help.
-        from server_app.setting_names import similar_keys
+        from server_app.setting_names import hint_for
 
         known = [*defaults, *_own_settings(str(run_config.get("strategy", "")))]
-        similar = " or ".join(similar_keys(key.removeprefix("method."), known))
-        hint = f"did you mean {similar}?" if similar else "see [tool.flwr.app.config]."
+        hint = hint_for(key.removeprefix("method."), known, "see [tool.flwr.app.config].")
         raise Refused(f"there is no setting {key!r}: {hint}")
 
 

@@ -8,9 +8,11 @@ from pathlib import Path
 
 from fedpsa_strategy.checks import shown
 from fedpsa_strategy.server.checkpoint import CheckpointError
+from server_app.method_settings import SettingsError
+from server_app.no_effect import without_effect
 from server_app.places import holds_run
 from server_app.resume import load_checkpoint
-from server_app.settings import Settings, SettingsError
+from server_app.settings import Settings
 from simulation.environment import ConfigValue
 from simulation.errors import Refused
 
@@ -47,7 +49,7 @@ def check_launch(run_config: Mapping[str, ConfigValue]) -> list[str]:
         raise Refused(f"data-dir = {shown(settings.data_dir)}: there is no such folder")
     if settings.cache_dir:
         check_folder("cache-dir", Path(settings.cache_dir))
-    return settings.without_effect()
+    return without_effect(settings)
 
 
 def _exists(path: str) -> bool:

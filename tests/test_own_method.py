@@ -12,7 +12,8 @@ import pytest
 from fedpsa_strategy import FedBuff, Method, setting
 from fedpsa_strategy.methods.registry import METHODS, MethodError, find_method, shared_settings
 from fedpsa_strategy.server.strategies import strategy_of
-from server_app.settings import Settings, SettingsError, _parsed
+from server_app.method_settings import SettingsError, parsed
+from server_app.settings import Settings
 from simulation.engines.grpc import run_on_processes
 from simulation.engines.local.run import run_locally
 from simulation.engines.ray import run_on_ray
@@ -140,7 +141,7 @@ def test_what_does_not_fit_is_refused_with_a_sentence(example, given, text):
     ],
 )
 def test_settings_may_be_words_and_texts_with_spaces(text, values):
-    assert _parsed(text) == values
+    assert parsed(text) == values
 
 
 def test_a_setting_of_the_method_that_stands_alone_is_found(example):

@@ -7,7 +7,7 @@ import pytest
 from flwr.app import Context, RecordDict
 
 from server_app import app as server_app
-from server_app.settings import SettingsError
+from server_app.method_settings import SettingsError
 
 
 def start(**run_config):

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from fedpsa_strategy import FedAsync
 from fedpsa_strategy.checks import key_of
-from server_app.settings import PAPER_DEFAULTS, Settings, SettingsError
+from server_app.method_settings import SettingsError
+from server_app.no_effect import without_effect
+from server_app.settings import PAPER_DEFAULTS, Settings
 from server_app.settings_page import with_run_config
 
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
@@ -140,14 +142,14 @@ def test_a_run_is_not_resumed_from_a_folder_called_false(text):
     ],
 )
 def test_a_setting_without_effect_is_named(config, part):
-    (sentence,) = Settings.from_run_config(config).without_effect()
+    (sentence,) = without_effect(Settings.from_run_config(config))
     assert part in sentence
 
 
 def test_settings_with_an_effect_are_not_warned_of():
-    assert Settings().without_effect() == []
+    assert without_effect(Settings()) == []
     config = {"strategy": "fedavg", "buffer-size": 7, "lr-decay-per": "upload"}
-    assert Settings.from_run_config(config).without_effect() == []
+    assert without_effect(Settings.from_run_config(config)) == []
 
 
 def test_the_library_refuses_in_the_same_words():

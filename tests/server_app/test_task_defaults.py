@@ -5,7 +5,8 @@ import sys
 import pytest
 
 from server_app.build import build_experiment
-from server_app.settings import Settings, SettingsError
+from server_app.method_settings import SettingsError
+from server_app.settings import Settings
 from server_app.task_defaults import resolve
 from task.tasks import find_task
 

@@ -12,7 +12,8 @@ from typing import Any
 
 from fedpsa_strategy.errors import FedPSAError
 from server_app.app import run_settings
-from server_app.settings import Settings, SettingsError
+from server_app.method_settings import SettingsError
+from server_app.settings import Settings
 from server_app.stopping import StopSignals
 from simulation.engines.flower.submit import STOP_REQUEST
 from simulation.engines.local.grid import LocalGrid

@@ -1,0 +1,58 @@
+"""Settings that were changed and change nothing in this run."""
+
+from __future__ import annotations
+
+from fedpsa_strategy.checks import shown
+from fedpsa_strategy.methods.registry import readers
+from server_app.settings import Settings
+
+
+def without_effect(settings: Settings) -> list[str]:
+    """Return a sentence about every setting that was changed and changes nothing here."""
+    values, defaults = settings.to_run_config(), Settings().to_run_config()
+    return [
+        f"{key} = {shown(values[key])} has no effect: {reason}"
+        for key, reason in _reasons(settings).items()
+        if values[key] != defaults[key]
+    ]
+
+
+def _reasons(settings: Settings) -> dict[str, str]:
+    """Return why settings would have no effect, by their keys."""
+    reasons: dict[str, str] = {}
+
+    def note(useless: bool, reason: str, *keys: str) -> None:
+        if useless:
+            reasons.update({key: reason for key in keys if key not in reasons})
+
+    for key, methods in readers().items():
+        by_upload = key == "buffer-size" and settings.lr_decay_per == "upload"
+        named = ", ".join(methods)
+        note(
+            settings.strategy not in methods and not by_upload,
+            f"strategy {settings.strategy!r} does not read it ({named} would)",
+            key,
+        )
+    for key, reason in settings.method.unread().items():
+        note(True, reason, key)
+    note(
+        bool(settings.task),
+        f"task {settings.task!r} brings its own data",
+        *("dataset", "partition", "dirichlet-alpha", "test-fraction", "data-dir", "cache-dir"),
+    )
+    note(settings.partition == "iid", "partition is 'iid'", "dirichlet-alpha")
+    note(
+        settings.clock == "wall",
+        "response times are real with clock 'wall'",
+        *("latency", "latency-min", "latency-max", "latency-per", "virtual-days"),
+    )
+    note(settings.clock == "virtual", "with clock 'virtual' all num-clients take part", "min-nodes")
+    note(settings.latency == "constant", "latency is 'constant': latency-max", "latency-min")
+    note(settings.max_in_flight > 0, "max-in-flight takes its place", "fraction-train")
+    note(settings.evaluate_interval > 0, "evaluate-interval takes its place", "evaluate-every")
+    note(
+        not (settings.max_update_norm or settings.max_update_ratio),
+        "neither max-update-norm nor max-update-ratio is set",
+        "norm-action",
+    )
+    return reasons
