@@ -1,5 +1,6 @@
 """Readers of the public dataset file formats: idx, and CIFAR's binary and pickled batches."""
 
+import codecs
 import gzip
 import io
 import math
@@ -20,12 +21,15 @@ Labels = NDArray[np.int64]
 # The third byte of an idx file's magic number is the element type: here always unsigned bytes.
 _IDX_UNSIGNED_BYTE = 0x08
 
-# What a CIFAR batch pickled by Python 2 refers to. Nothing else: pickles may otherwise run code.
-_PICKLE_ALLOWED = {
-    ("numpy", "ndarray"),
-    ("numpy", "dtype"),
-    ("numpy._core.multiarray", "_reconstruct"),
-    ("_codecs", "encode"),
+# What a CIFAR batch refers to, as Python 2 pickled it or as this NumPy would. Nothing else: pickles
+# may otherwise run code, which is why torchvision's reader does not serve.
+_NEW_ARRAY: Any = np.empty(0).__reduce__()[0]
+_PICKLE_ALLOWED: dict[tuple[str, str], Any] = {
+    ("numpy", "ndarray"): np.ndarray,
+    ("numpy", "dtype"): np.dtype,
+    ("numpy.core.multiarray", _NEW_ARRAY.__name__): _NEW_ARRAY,
+    (_NEW_ARRAY.__module__, _NEW_ARRAY.__name__): _NEW_ARRAY,
+    ("_codecs", "encode"): codecs.encode,
 }
 
 
@@ -107,11 +111,10 @@ class _BatchUnpickler(pickle.Unpickler):
     """An unpickler that builds NumPy arrays and built-in containers only."""
 
     def find_class(self, module: str, name: str) -> Any:
-        # NumPy 2 moved what old pickles know as numpy.core.
-        module = module.replace("numpy.core", "numpy._core", 1)
-        if (module, name) not in _PICKLE_ALLOWED:
-            raise pickle.UnpicklingError(f"{module}.{name} has no place in a CIFAR batch")
-        return super().find_class(module, name)
+        try:
+            return _PICKLE_ALLOWED[module, name]
+        except KeyError:
+            raise pickle.UnpicklingError(f"{module}.{name} has no place in a CIFAR batch") from None
 
 
 def read_cifar_pickle(

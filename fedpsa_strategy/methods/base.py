@@ -5,13 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedpsa_strategy.checks import check_settings, key_of, setting
 from fedpsa_strategy.methods.saving import plain, restored
+from fedpsa_strategy.methods.tables import Row, Variant
 from fedpsa_strategy.methods.vectors import (
     Vector,
     blocks,
@@ -91,25 +92,6 @@ class Given:
 
     num_clients: int = 1
     sketch: Callable[[Vector], Sequence[float] | NDArray[Any]] | None = None
-
-
-class Variant(NamedTuple):
-    """A method with some settings that has a name of its own in tables."""
-
-    label: str
-    colour: str
-    settings: Mapping[str, Any]
-
-
-class Row(NamedTuple):
-    """What docs/METHODS.md says of a method."""
-
-    aggregated: str = ""
-    when: str = ""
-    weight: str = ""
-    client: str = "–"
-    memory: str = "–"
-    bytes: str = "d / d"
 
 
 @dataclass(frozen=True)

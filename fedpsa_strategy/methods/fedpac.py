@@ -146,7 +146,7 @@ class FedPACMethod(Method):
     colour = "#8a6fc4"
     rule = FedPACRule
     rounds = True
-    client_half = "client_app.fedpac:train_from_message"
+    client_half = "fedpsa_strategy.client.fedpac:train_from_message"
     needs_head = True
     table = Row(
         aggregated="encoders; heads per client",

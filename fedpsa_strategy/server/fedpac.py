@@ -18,7 +18,7 @@ class FedPAC(AsyncStrategy):
 
     A train message carries the encoder with the client's own head, and the global centroids in the
     record `fedpac`; the reply's record of that name carries what the rule needs. Clients have to
-    train in FedPAC's way: see `client_app.fedpac` in the repository.
+    train in FedPAC's way: see `fedpsa_strategy.client.fedpac`.
 
     Parameters
     ----------

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from client_app import app as client_app
 from client_app.app import app
-from client_app.fedpac import train_fedpac
+from fedpsa_strategy.client.fedpac import train_fedpac
 from fedpsa_strategy.wire.contract import DELTA, REPLY_ARRAYS
 from server_app.settings import Settings
 from task.models import make_model
@@ -232,6 +232,19 @@ def test_fedpac_draws_features_to_known_centroids(cache):
         return np.square(record["centroids"].numpy()[present] - 0.5).mean()
 
     assert distance(known=1, alignment=20.0) < 0.5 * distance(known=1, alignment=0.0)
+
+
+def test_fedpac_with_dropout_depends_on_its_seed_alone(cache):
+    shard = client_shard("digits", partition_id=0, num_partitions=4, cache_dir=cache)
+    ends = []
+    for state in (1, 2):
+        model = make_model("digits", 0)
+        model.encoder.append(nn.Dropout(0.5))
+        torch.manual_seed(state)
+        run_fedpac(shard, model)
+        assert torch.initial_seed() == state  # the global generator is as before
+        ends.append(nn.utils.parameters_to_vector(model.parameters()).detach().numpy())
+    np.testing.assert_array_equal(*ends)
 
 
 def test_fedpac_needs_no_sample_of_every_class():

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message
@@ -14,14 +13,22 @@ from torch.nn import functional
 
 from fedpsa_strategy.methods.fedpac import FedPACMethod
 from fedpsa_strategy.seeds import derive
-from task.shards import Shard
-from task.training import train
 
 _STATISTICS_BATCH = 1000
 
 
+class Samples(Protocol):
+    """A node's data: all inputs, and their classes as integers."""
+
+    @property
+    def x(self) -> Tensor: ...  # noqa: D102
+
+    @property
+    def y(self) -> Tensor: ...  # noqa: D102
+
+
 def train_from_message(
-    model: nn.Module, shard: Shard, message: Message, **common: Any
+    model: nn.Module, shard: Samples, message: Message, **common: Any
 ) -> tuple[float, dict[str, ArrayRecord]]:
     """Train as a train message of FedPAC says; return the mean loss and the reply's records.
 
@@ -47,7 +54,7 @@ def train_from_message(
 
 def train_fedpac(
     model: nn.Module,
-    shard: Shard,
+    shard: Samples,
     received: ArrayRecord,
     *,
     lr: float,
@@ -65,12 +72,16 @@ def train_fedpac(
     ----------
     model : nn.Module
         Has `encoder` and a linear `head`; trained in place.
-    shard : Shard
+    shard : Samples
         The node's data.
     received : ArrayRecord
         Global `centroids` and which of them are `known`.
-    lr, epochs, batch_size, seed, device
-        As in `task.training.train`, for the encoder.
+    lr, epochs, batch_size : float, int, int
+        The encoder's training, by plain SGD; the batches of the head have the same size.
+    seed : int
+        Seed of the order of the samples, and of dropout if the model has any.
+    device : torch.device
+        Where the model is.
     alignment : float
         λ: weight of the distance between features and centroids.
     head_lr, head_epochs : float, int
@@ -83,30 +94,35 @@ def train_fedpac(
     local = _class_means(before, y, counts)
     statistics = _statistics(before, y, counts, local)
 
-    with _frozen(encoder):
-        if head_epochs:
-            train(
-                model,
-                shard,
-                lr=head_lr,
-                epochs=head_epochs,
-                batch_size=batch_size,
-                seed=derive(seed, "fedpac-head"),
-                device=device,
-            )
+    if head_epochs:
+        _descend(
+            [*head.parameters()],
+            lambda some: functional.cross_entropy(model(x[some]), y[some]),
+            model,
+            len(y),
+            lr=head_lr,
+            epochs=head_epochs,
+            batch_size=batch_size,
+            seed=derive(seed, "fedpac-head"),
+        )
     known = torch.from_numpy(received["known"].numpy().astype(bool)).to(device)
     centroids = torch.from_numpy(received["centroids"].numpy().copy()).to(device)
     targets = torch.where(known[:, None], centroids, local)
-    loss = _train_encoder(
+
+    def drawn(some: Tensor) -> Tensor:
+        features = encoder(x[some])
+        loss = functional.cross_entropy(head(features), y[some])
+        return loss + alignment * functional.mse_loss(features, targets[y[some]])
+
+    loss = _descend(
+        [*encoder.parameters()],
+        drawn,
         model,
-        x,
-        y,
-        targets,
+        len(y),
         lr=lr,
         epochs=epochs,
         batch_size=batch_size,
         seed=seed,
-        weight=alignment,
     )
     after = _class_means(_features(model, encoder, x), y, counts)
     return loss, ArrayRecord({"centroids": after.cpu(), "class-counts": counts.cpu(), **statistics})
@@ -138,45 +154,33 @@ def _statistics(features: Tensor, y: Tensor, counts: Tensor, means: Tensor) -> d
     }
 
 
-def _train_encoder(
+def _descend(
+    parameters: Sequence[Tensor],
+    loss_of: Callable[[Tensor], Tensor],
     model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    centroids: Tensor,
+    num_samples: int,
     *,
     lr: float,
     epochs: int,
     batch_size: int,
     seed: int,
-    weight: float,
 ) -> float:
-    """Train the encoder on cross-entropy + λ · MSE(f(x), c_y); return the mean loss."""
-    encoder, head = cast(nn.Module, model.encoder), cast(nn.Linear, model.head)
-    parameters: list[Tensor] = [item for item in encoder.parameters() if item.requires_grad]
+    """Change these parameters alone by plain SGD; return the mean loss of the steps."""
+    parameters = [item for item in parameters if item.requires_grad]
+    device = parameters[0].device
     order = torch.Generator().manual_seed(seed)
     losses = []
     model.train()
-    for _ in range(epochs):
-        permutation = torch.randperm(len(y), generator=order).to(y.device)
-        for some in torch.split(permutation, batch_size):
-            features = encoder(x[some])
-            loss = functional.cross_entropy(head(features), y[some])
-            loss = loss + weight * functional.mse_loss(features, centroids[y[some]])
-            gradients = torch.autograd.grad(loss, parameters)
-            with torch.no_grad():
-                for parameter, gradient in zip(parameters, gradients, strict=True):
-                    parameter.add_(gradient, alpha=-lr)
-            losses.append(loss.detach())
+    # Dropout draws from the global state: it must depend on the seed alone.
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        for _ in range(epochs):
+            permutation = torch.randperm(num_samples, generator=order).to(device)
+            for some in torch.split(permutation, batch_size):
+                loss = loss_of(some)
+                gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
+                with torch.no_grad():
+                    for parameter, gradient in zip(parameters, gradients, strict=True):
+                        parameter.add_(gradient, alpha=-lr)
+                losses.append(loss.detach())
     return float(torch.stack(losses).double().mean())
-
-
-@contextmanager
-def _frozen(module: nn.Module) -> Iterator[None]:
-    trained = [item for item in module.parameters() if item.requires_grad]
-    for item in trained:
-        item.requires_grad_(False)
-    try:
-        yield
-    finally:
-        for item in trained:
-            item.requires_grad_(True)
