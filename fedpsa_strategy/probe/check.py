@@ -144,9 +144,15 @@ def _check_cross_entropy(
     """Refuse targets that are no classes of the model."""
     if not isinstance(outputs, Tensor) or outputs.dim() == 0 or len(outputs) != len(targets):
         found = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+        hint = ""
+        if isinstance(getattr(outputs, "logits", None), Tensor):
+            hint = (
+                ": give a loss_fn such as lambda outputs, targets: "
+                "cross_entropy(outputs.logits, targets, reduction='none')"
+            )
         raise ValueError(
             "without a loss_fn the model must return one tensor with a row of classes per sample, "
-            f"but it returns {found} for {len(targets)} samples"
+            f"but it returns {found} for {len(targets)} samples{hint}"
         )
     if targets.is_floating_point() and recipe is not None and targets.dim() == 1:
         raise ValueError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, NamedTuple
@@ -13,12 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.nn import functional
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fedpsa_strategy.probe.layer_moments import LAYERS, Moments, added, chunk_size
-
-LossFunction = Callable[[Any, Tensor], Tensor]
-"""Maps (outputs, targets) to losses whose first dimension runs over the samples."""
+from fedpsa_strategy.probe.layer_moments import LAYERS, Moments
+from fedpsa_strategy.probe.per_sample import LossFunction, losses_of, moments_of_any_model
 
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
@@ -50,7 +47,8 @@ def sensitivity(
     pass of the summed loss gives the gradient of each layer's output, and a row of either
     belongs to one sample. Where a parameter is used in any other way than by exactly one call of
     a layer known here (tied weights, attention, a bare `nn.Parameter`, ...), all per-sample
-    gradients come from `torch.func.vmap` instead, which is slower and knows every layer.
+    gradients come from `torch.func.vmap` instead, which is slower; and where that cannot serve,
+    from one backward pass per sample, with a warning that says what it costs.
 
     The model is evaluated in eval mode. Its mode, gradients and hooks and the global random state
     are the same afterwards.
@@ -84,7 +82,7 @@ def sensitivity(
     if not parameters:
         return torch.zeros(0, device=inputs.device)
     samples, sizes = len(inputs), [p.numel() for p in parameters]
-    result = torch.zeros(sum(sizes), device=parameters[0].device)
+    result = torch.zeros(sum(sizes), dtype=torch.float32, device=parameters[0].device)
     for parameter, part in zip(parameters, torch.split(result, sizes), strict=True):
         if parameter in moments:  # else the loss does not depend on it
             gradient, square = moments[parameter]
@@ -127,7 +125,7 @@ def gradient_moments(
     with _evaluation(model), torch.enable_grad(), torch.random.fork_rng(devices=cuda):
         moments = _moments_from_hooks(model, loss_fn, batch, memory_limit)
         if moments is None:
-            moments = _moments_from_vmap(model, loss_fn, batch, memory_limit)
+            moments = moments_of_any_model(model, loss_fn, batch, memory_limit)
     return moments
 
 
@@ -166,53 +164,6 @@ def _evaluation(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-def _losses(
-    model: Callable[[Tensor], Any], loss_fn: LossFunction, inputs: Tensor, targets: Tensor
-) -> Tensor:
-    losses = loss_fn(model(inputs), targets)
-    if losses.dim() == 0 or len(losses) != len(targets):
-        raise ValueError(
-            f"loss_fn must return one loss per sample (reduction='none'), so {len(targets)} along "
-            f"the first dimension, but its shape is {tuple(losses.shape)}"
-        )
-    return losses.flatten(1).mean(1) if losses.dim() > 1 else losses
-
-
-def _moments_from_vmap(
-    model: nn.Module, loss_fn: LossFunction, batch: tuple[Tensor, Tensor], memory_limit: int
-) -> dict[nn.Parameter, Moments]:
-    """Per-sample gradients of all parameters at once, from a vectorised `grad`."""
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    # All names of tied weights, but only one path to a shared layer: `functional_call` finds the
-    # paths by itself too, and then leaves such a layer without its parameters.
-    positions = {parameter: position for position, parameter in enumerate(parameters)}
-    names = {
-        name: positions[parameter]
-        for path, module in model.named_modules()
-        for name, parameter in module.named_parameters(path, recurse=False, remove_duplicate=False)
-        if parameter.requires_grad
-    }
-
-    def loss_of_one(values: list[Tensor], one_input: Tensor, one_target: Tensor) -> Tensor:
-        named = {name: values[position] for name, position in names.items()}
-        call = partial(torch.func.functional_call, model, named, tie_weights=False)
-        return _losses(call, loss_fn, one_input.unsqueeze(0), one_target.unsqueeze(0)).sum()
-
-    gradients_of = torch.func.vmap(torch.func.grad(loss_of_one), randomness="different")
-    chunk = chunk_size(memory_limit, sum(p.numel() for p in parameters))
-    total: dict[nn.Parameter, Moments] = {}
-    for inputs, targets in zip(*(torch.split(tensor, chunk) for tensor in batch), strict=True):
-        # Each sample has its own (expanded) parameters, because recurrent layers write into
-        # results of the parameters alone, which fails if only the inputs are vectorised.
-        values = [p.detach().expand(len(inputs), *p.shape) for p in parameters]
-        # The fused kernels of attention have no vectorised form.
-        with sdpa_kernel(SDPBackend.MATH):
-            all_gradients = gradients_of(values, inputs, targets)
-        for parameter, gradients in zip(parameters, all_gradients, strict=True):
-            total[parameter] = added(total.get(parameter), gradients)
-    return total
-
-
 def _moments_from_hooks(
     model: nn.Module, loss_fn: LossFunction, batch: tuple[Tensor, Tensor], memory_limit: int
 ) -> dict[nn.Parameter, Moments] | None:
@@ -221,7 +172,7 @@ def _moments_from_hooks(
     if owners is None:
         return None
     with _recording(owners) as calls:
-        loss = _losses(model, loss_fn, *batch).sum()
+        loss = losses_of(model, loss_fn, *batch).sum()
     uses = _uses(loss)
     used = {parameter: owner for parameter, owner in owners.items() if uses[parameter]}
     modules = list(dict.fromkeys(module for module, _ in used.values()))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
-from fedpsa_strategy.probe import layer_moments
+from fedpsa_strategy.probe import layer_moments, per_sample
 from fedpsa_strategy.probe import sensitivity as module
 from fedpsa_strategy.probe.sensitivity import sensitivity, trainable_vector
 
@@ -358,13 +358,13 @@ VMAP = {
 def path(monkeypatch):
     """Tells which of the two ways the sensitivity went."""
     ways = ["hooks"]
-    from_vmap = module._moments_from_vmap
+    from_vmap = module.moments_of_any_model
 
     def noted(*arguments):
         ways.append("vmap")
         return from_vmap(*arguments)
 
-    monkeypatch.setattr(module, "_moments_from_vmap", noted)
+    monkeypatch.setattr(module, "moments_of_any_model", noted)
     return ways
 
 
@@ -559,7 +559,7 @@ def test_per_sample_gradients_stay_within_the_memory_limit(make, shape, limit, m
         held.append(gradients)
         return added(total, gradients)
 
-    for user in (module, layer_moments):
+    for user in (per_sample, layer_moments):
         monkeypatch.setattr(user, "added", noted)
     model, batch = made(make), batch_of(shape)
     assert_close(sensitivity(model, *batch, memory_limit=limit), reference(model, *batch))

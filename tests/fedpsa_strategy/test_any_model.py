@@ -1,0 +1,275 @@
+"""Models that no fast way serves are sketched all the same, with one warning."""
+
+import logging
+import types
+from dataclasses import dataclass
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.nn.utils.rnn import pack_padded_sequence
+
+from fedpsa_strategy import Probe
+from fedpsa_strategy.probe import per_sample
+from fedpsa_strategy.probe.sensitivity import sensitivity
+
+cross_entropy = partial(functional.cross_entropy, reduction="none")
+WORDS, LENGTH, CLASSES = 11, 7, 3
+
+
+def definition(model, inputs, targets, loss_fn=cross_entropy):
+    """s by its formula, with one backward pass per sample in float64."""
+    model.eval()
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    rows = []
+    for k in range(len(inputs)):
+        loss = loss_fn(model(inputs[k : k + 1]), targets[k : k + 1]).mean()
+        parts = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
+        rows.append(torch.cat([part.to_dense().flatten() for part in parts]))
+    gradients = torch.stack(rows)
+    value = torch.cat([p.detach().flatten() for p in parameters])
+    return (gradients.mean(0) * value - 0.5 * (gradients**2).mean(0) * value**2).abs()
+
+
+class MaskedEncoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(WORDS, 8)
+        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2)
+        self.head = nn.Linear(8, CLASSES)
+
+    def forward(self, tokens):
+        hidden = self.encoder(self.words(tokens), src_key_padding_mask=tokens == 0)
+        return self.head(hidden.mean(1))
+
+
+class Packed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(WORDS, 8)
+        self.lstm = nn.LSTM(8, 6, batch_first=True)
+        self.head = nn.Linear(6, CLASSES)
+
+    def forward(self, tokens):
+        lengths = (tokens != 0).sum(1).clamp(min=1).cpu()
+        packed = pack_padded_sequence(
+            self.words(tokens), lengths, batch_first=True, enforce_sorted=False
+        )
+        return self.head(self.lstm(packed)[1][0][-1])
+
+
+class Bare(nn.Module):
+    """A bare parameter, which the layers' rules do not know, beside code that looks at values."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(5, CLASSES)
+        self.shift = nn.Parameter(torch.randn(CLASSES))
+
+
+class LooksAtAValue(Bare):
+    def forward(self, x):
+        outputs = self.linear(x) + self.shift
+        return outputs * 2 if outputs.sum().item() > 1e6 else outputs
+
+
+class BooleanMask(Bare):
+    def forward(self, x):
+        outputs = self.linear(x) + self.shift
+        negative = outputs < 0
+        changed = outputs.clone()
+        changed[negative] = 0.1 * outputs[negative]
+        return changed
+
+
+class Sparse(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(WORDS, 8, sparse=True)
+        self.head = nn.Linear(8, CLASSES)
+        self.shift = nn.Parameter(torch.randn(CLASSES))
+
+    def forward(self, tokens):
+        return self.head(self.words(tokens).mean(1)) + self.shift
+
+
+TOKENS = {"shape": (LENGTH,), "vocabulary": WORDS}
+# class, the arguments of its probe, what the warning calls the place
+MODELS = {
+    "masked transformer": (MaskedEncoder, TOKENS, "layer 'encoder' (TransformerEncoder)"),
+    "packed sequences": (Packed, TOKENS, "its own forward pass"),
+    "a value looked at": (LooksAtAValue, {"shape": (5,)}, "its own forward pass"),
+    "boolean mask": (BooleanMask, {"shape": (5,)}, "its own forward pass"),
+    "sparse embedding": (Sparse, TOKENS, "layer 'words' (Embedding)"),
+}
+
+
+@pytest.fixture(autouse=True)
+def _nobody_was_warned(monkeypatch):
+    monkeypatch.setattr(per_sample, "_warned", set())
+
+
+def made(make):
+    torch.manual_seed(0)
+    return make().double()
+
+
+def batch_for(arguments, samples=6):
+    generator = torch.Generator().manual_seed(3)
+    targets = torch.randint(CLASSES, (samples,), generator=generator)
+    if "vocabulary" in arguments:
+        tokens = torch.randint(WORDS, (samples, LENGTH), generator=generator)
+        for row, length in enumerate([7, 5, 3, 7, 1, 6]):
+            tokens[row, length:] = 0
+            tokens[row, :length].clamp_(min=1)
+        return tokens, targets
+    return torch.randn(samples, 5, generator=generator, dtype=torch.float64), targets
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.filterwarnings("error")
+def test_what_has_no_vectorised_form_equals_the_definition(name, caplog):
+    make, arguments, place = MODELS[name]
+    model, batch = made(make), batch_for(arguments)
+    expected = definition(model, *batch)
+    for _ in range(2):
+        found = sensitivity(model, *batch)
+        torch.testing.assert_close(
+            found.double(), expected, rtol=2e-6, atol=2e-6 * float(expected.mean())
+        )
+    sensitivity(made(make), *batch)  # another one of its class
+    (text,) = caplog.messages
+    assert text.startswith(f"A sketch of {make.__name__} takes ")
+    assert f" ms: {place} does not" in text
+    assert "each of the 6 samples" in text
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_their_probes_make_the_same_sketch_each_time(name):
+    make, arguments, _ = MODELS[name]
+    model = made(make).float()
+    probe = Probe.gaussian(model, num_classes=CLASSES, size=8, **arguments)
+    assert probe(model) == probe(model) == probe(made(make).float())
+    assert any(probe(model))
+
+
+def test_the_vectorised_way_is_tried_once_per_model(monkeypatch):
+    calls = []
+    way = per_sample.vectorised
+    monkeypatch.setattr(per_sample, "vectorised", lambda *a: calls.append(1) or way(*a))
+    model, batch = made(LooksAtAValue), batch_for({})
+    for _ in range(3):
+        sensitivity(model, *batch)
+    assert len(calls) == 1
+
+
+def test_a_model_that_is_itself_at_fault_says_so_and_warns_nobody(caplog):
+    class Broken(Bare):
+        def forward(self, x):
+            raise RuntimeError("no such luck")
+
+    with pytest.raises(RuntimeError, match="no such luck"):
+        sensitivity(made(Broken), *batch_for({}))
+    assert not caplog.messages
+
+
+def test_a_sample_that_takes_no_part(caplog):
+    """The loss of some samples depends on no parameter at all."""
+
+    class Gate(Bare):
+        def forward(self, x):
+            if len(x) == 1 and x[0, 0].item() > 0:
+                return torch.zeros(1, CLASSES, dtype=x.dtype)
+            return self.linear(x) + self.shift
+
+    model, (inputs, targets) = made(Gate), batch_for({})
+    kept = inputs[:, 0] <= 0
+    assert 0 < kept.sum() < len(kept)
+    plain = made(Bare)
+    rows = []
+    for k in range(len(inputs)):
+        if kept[k]:
+            outputs = plain.linear(inputs[k : k + 1]) + plain.shift
+            loss = cross_entropy(outputs, targets[k : k + 1]).sum()
+            parts = torch.autograd.grad(loss, list(plain.parameters()))
+            rows.append(torch.cat([part.flatten() for part in parts]))
+    gradients, value = torch.stack(rows), torch.cat([p.flatten() for p in plain.parameters()])
+    total = len(inputs)
+    share = gradients.sum(0) / total * value - 0.5 * (gradients**2).sum(0) / total * value**2
+    found = sensitivity(model, inputs, targets)
+    torch.testing.assert_close(found.double(), share.abs().detach(), rtol=1e-5, atol=1e-9)
+
+
+# --- Outputs that are no tensor ----------------------------------------------------------------
+
+
+@dataclass
+class Output:
+    """As models of `transformers` return it."""
+
+    logits: torch.Tensor
+    hidden: torch.Tensor
+
+
+OUTPUTS = {
+    "attribute": (lambda o, h: Output(o, h), lambda out: out.logits),
+    "namespace": (lambda o, h: types.SimpleNamespace(logits=o), lambda out: out.logits),
+    "tuple": (lambda o, h: (h, o), lambda out: out[1]),
+    "list": (lambda o, h: [o], lambda out: out[0]),
+    "dict": (lambda o, h: {"scores": o, "hidden": h}, lambda out: out["scores"]),
+}
+
+
+class Wrapping(nn.Module):
+    """Returns its outputs in some form, on each of the three ways."""
+
+    def __init__(self, form, way):
+        super().__init__()
+        self.first, self.head = nn.Linear(5, 4), nn.Linear(4, CLASSES)
+        self.form, self.way = form, way
+        if way != "layers":
+            self.shift = nn.Parameter(torch.randn(CLASSES))
+
+    def forward(self, x):
+        hidden = torch.tanh(self.first(x))
+        outputs = self.head(hidden)
+        if self.way != "layers":
+            outputs = outputs + self.shift
+        if self.way == "one by one":
+            outputs.sum().item()
+        return self.form(outputs, hidden)
+
+
+@pytest.mark.parametrize("way", ["layers", "vectorised", "one by one"])
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_outputs_that_are_no_tensor_go_through_the_loss(name, way, caplog):
+    form, logits_of = OUTPUTS[name]
+    model, batch = made(lambda: Wrapping(form, way)), batch_for({})
+
+    def loss_fn(outputs, targets):
+        return cross_entropy(logits_of(outputs), targets)
+
+    expected = definition(model, *batch, loss_fn)
+    torch.testing.assert_close(
+        sensitivity(model, *batch, loss_fn).double(), expected, rtol=1e-5, atol=1e-9
+    )
+    assert len(caplog.messages) == (way == "one by one")
+    model = model.float()
+    probe = Probe.gaussian(model, shape=(5,), num_classes=CLASSES, size=8, loss_fn=loss_fn)
+    assert probe.sketch_fn(model).probe(model) == probe(model)
+    with pytest.raises(ValueError, match=r"loss_fn"):
+        Probe.gaussian(model, shape=(5,), num_classes=CLASSES, size=8)
+
+
+def test_without_a_loss_the_error_says_how_to_take_the_logits():
+    model = Wrapping(OUTPUTS["attribute"][0], "layers")
+    with pytest.raises(ValueError, match=r"returns Output.*outputs\.logits"):
+        Probe.gaussian(model, shape=(5,), num_classes=CLASSES)
+
+
+def test_warnings_are_flowers_log(caplog):
+    sensitivity(made(LooksAtAValue), *batch_for({}))
+    assert [(r.name, r.levelno) for r in caplog.records] == [("flwr", logging.WARNING)]
