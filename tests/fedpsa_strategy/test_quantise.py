@@ -228,8 +228,7 @@ def test_a_resumed_run_ends_in_the_same_bits(update_dtype, tmp_path):
             buffer_size=2,
             max_in_flight=3,
             training=Training(update_dtype=update_dtype),
-            checkpointer=Checkpointer(store, every_versions=1) if store else None,
-            resume_from=resume,
+            checkpointer=Checkpointer(store, every_versions=1, resume_from=resume),
             **virtual(5),
         )
         arrays = ArrayRecord(model().state_dict())
