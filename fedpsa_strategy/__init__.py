@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fedpsa_strategy.probe.probe import Probe
     from fedpsa_strategy.probe.sensitivity import sensitivity
     from fedpsa_strategy.probe.sketch import Sketch
-    from fedpsa_strategy.server.callbacks import Callback, NormGuard
+    from fedpsa_strategy.server.callbacks import Callback, DifferentialPrivacy, NormGuard
     from fedpsa_strategy.server.clock import (
         ConstantLatency,
         LongTailLatency,
@@ -38,7 +38,7 @@ _PLACES = {
     "probe.probe": ("Probe",),
     "probe.sensitivity": ("sensitivity",),
     "probe.sketch": ("Sketch",),
-    "server.callbacks": ("Callback", "NormGuard"),
+    "server.callbacks": ("Callback", "DifferentialPrivacy", "NormGuard"),
     "server.clock": (
         "ConstantLatency",
         "LongTailLatency",
@@ -61,6 +61,7 @@ __all__ = [
     "Calibration",
     "Callback",
     "ConstantLatency",
+    "DifferentialPrivacy",
     "Evaluation",
     "Failures",
     "FedAsync",

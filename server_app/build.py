@@ -36,6 +36,7 @@ from fedpsa_strategy.server.strategies import strategy_of
 from fedpsa_strategy.wire.contract import trainable_keys
 from server_app.alignment import Alignment
 from server_app.personal import personal_accuracy
+from server_app.privacy import make_privacy
 from server_app.settings import Settings
 from server_app.task_defaults import resolve
 from task.hardware import resolve_device
@@ -89,7 +90,8 @@ def build_experiment(settings: Settings, listeners: Sequence[Listener]) -> Exper
             query_timeout=60.0,
         ),
         "callbacks": [
-            NormGuard(settings.max_update_norm, settings.max_update_ratio, settings.norm_action)
+            NormGuard(settings.max_update_norm, settings.max_update_ratio, settings.norm_action),
+            *make_privacy(settings),
         ],
         "listeners": listeners,
     }

@@ -55,4 +55,9 @@ def _reasons(settings: Settings) -> dict[str, str]:
         "neither max-update-norm nor max-update-ratio is set",
         "norm-action",
     )
+    note(
+        not settings.dp_noise_multiplier,
+        "dp-noise-multiplier is 0",
+        *("dp-clip", "dp-max-participations", "dp-delta", "dp-noise-seed"),
+    )
     return reasons

@@ -22,6 +22,7 @@ from fedpsa_strategy.methods.registry import (
 )
 from fedpsa_strategy.wire.update_dtype import UPDATE_DTYPES
 from server_app.method_settings import SettingsError, checked, method_values
+from server_app.privacy import why_not_private
 from server_app.setting_names import hint_for
 
 DATASETS = ("digits", "mnist", "fmnist", "cifar10", "cifar100")
@@ -238,6 +239,25 @@ class Settings(_MethodSettings):
         "reject", "what happens to larger updates", choices=("reject", "clip")
     )
 
+    # Privacy
+    dp_noise_multiplier: float = setting(
+        0.0,
+        "z of differential privacy: noise of every version, relative to the most that one update "
+        "can change; 0: no privacy",
+        least=0,
+    )
+    dp_clip: float = setting(0.0, "C: updates are scaled down to this norm", least=0)
+    dp_max_participations: int = setting(
+        0, "how often a client may take part at most, which bounds ε", least=0
+    )
+    dp_delta: float = setting(1e-5, "the δ for which ε is told", above=0, most=0.5)
+    dp_noise_seed: int = setting(
+        0,
+        "for experiments: a seed makes the noise predictable, so that it protects nobody; 0: it is "
+        "secret",
+        least=0,
+    )
+
     # Checkpoints
     checkpoint_versions: int = setting(
         0, "save the run's state every so many versions; 0: not by versions", least=0
@@ -410,6 +430,8 @@ class Settings(_MethodSettings):
             raise SettingsError(
                 f"strategy={self.strategy!r} trains in a way of its own: use step='eager'"
             )
+        if reason := why_not_private(self):
+            raise SettingsError(reason)
         if self.resume and not self.run_dir:
             raise SettingsError(f"resume={self.resume!r} needs run-dir, the folder of that run")
         bounded = self.num_server_rounds or self.time_limit or self.target_accuracy

@@ -33,6 +33,7 @@ _GROUPS = {
     "num_server_rounds": "When it ends, and what is looked at on the way",
     "buffer_size": "The methods",
     "min_nodes": "Nodes that fail",
+    "dp_noise_multiplier": "Privacy",
     "checkpoint_versions": "Checkpoints",
     "run_dir": "Places",
 }

@@ -161,6 +161,15 @@ class Method:
         """Return the settings that other settings make useless, with the reason."""
         return {}
 
+    @property
+    def largest_weight(self) -> float | None:
+        """The largest factor with which one update is added to a version, for differential privacy.
+
+        None, unless overridden: it is not known, or an update changes more than one version, or
+        with which weights others are added.
+        """
+        return None
+
     @classmethod
     def taken_from(cls, arguments: dict[str, Any]) -> Self:
         """Return the method with those of the keyword arguments that are its settings.

@@ -94,3 +94,8 @@ class FedAsyncMethod(Method):
         return {
             key: reason for law, keys in of_law.items() if law != self.staleness for key in keys
         }
+
+    @property
+    def largest_weight(self) -> float:
+        """The weight of a fresh update; stale ones have less."""
+        return self.mixing

@@ -80,3 +80,8 @@ class FedBuffMethod(Buffered):
     staleness_exponent: float = setting(
         0.5, "a in the staleness factor (1+τ)^-a; 0 is the uniform buffer", least=0
     )
+
+    @property
+    def largest_weight(self) -> float:
+        """The weight of a fresh update; stale ones have less."""
+        return self.server_lr / self.buffer_size

@@ -56,6 +56,7 @@ class Apply:
         self._check = hooks(callbacks, "check")
         self._accepted = hooks(callbacks, "accepted")
         self._rejected = hooks(callbacks, "rejected")
+        self._made = hooks(callbacks, "made")
 
     def reply(self, message: Message) -> None:
         """Let one reply take effect."""
@@ -224,6 +225,8 @@ class Apply:
 
     def _set_version(self, model: Vector) -> None:
         run, rule = self._run, self._run.rule
+        for made in self._made:
+            rule.model = model = made(model)
         before = run.model
         if model.shape != before.vector.shape or model.dtype != before.vector.dtype:
             raise TypeError(

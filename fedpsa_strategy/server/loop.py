@@ -75,7 +75,8 @@ class AsyncLoop:
         self._monotonic = monotonic
         self._perf_counter = perf_counter
         self._result = Result(arrays=run.arrays)
-        self._stop = Stop(run, strategy.limits, num_versions, monotonic, should_stop)
+        ends = hooks(strategy.callbacks, "ends")
+        self._stop = Stop(run, strategy.limits, num_versions, monotonic, should_stop, ends)
         self._membership = Membership(
             run, grid, strategy.num_nodes_wanted, strategy.failures, monotonic, sleep
         )

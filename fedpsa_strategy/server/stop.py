@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from flwr.serverapp.strategy import Result
 
@@ -31,6 +31,8 @@ class Stop:
         Real time.
     should_stop : Callable[[int, Result], bool] (default: None)
         Asked after each version.
+    ends : Sequence[Callable[[], str | None]] (default: ())
+        Whoever else may say that the run ends, and why.
     """
 
     def __init__(
@@ -40,12 +42,14 @@ class Stop:
         num_versions: int,
         monotonic: Callable[[], float],
         should_stop: ShouldStop | None = None,
+        ends: Sequence[Callable[[], str | None]] = (),
     ) -> None:
         self._run = run
         self.limits = limits
         self._num_versions = num_versions
         self._monotonic = monotonic
         self._should_stop = should_stop
+        self._ends = ends
         self._asked = False  # it said so
         self._started = 0.0
         self._next_check = 0.0
@@ -75,6 +79,9 @@ class Stop:
                 return STOP_REQUESTED
         if self._asked:
             return f"should_stop asked for it after version {run.version}"
+        for ends in self._ends:
+            if (reason := ends()) is not None:
+                return reason
         limit = limits.time_limit
         if limit is not None and self._monotonic() - self._started >= limit:
             return f"the time limit of {limit:g} s is reached"

@@ -32,6 +32,8 @@ RECENT = 300
 
 _MEAN_OVER = 50  # uploads that recent means cover
 
+_PRIVACY = ("epsilon", "delta", "epsilon_bound", "participations")
+
 # These come before a run starts, and before it is resumed, perhaps the next day.
 _BEFORE_START = (Waiting, NodeJoined, NodeLeft, RunStarted)
 
@@ -61,6 +63,8 @@ class RunState:
         Accuracies and losses of the server's evaluations.
     temperature, effective_number, server_seconds : float | None
         The newest of each.
+    privacy : dict[str, float]
+        With differential privacy: `epsilon` and `delta` so far, `epsilon_bound`, `participations`.
     recent : deque[Uploaded]
         The last uploads.
     """
@@ -83,6 +87,7 @@ class RunState:
         self.temperature: float | None = None
         self.effective_number: float | None = None
         self.server_seconds: float | None = None
+        self.privacy: dict[str, float] = {}
         self.recent: deque[Uploaded] = deque(maxlen=RECENT)
         self._wall_zero: float | None = None
         self._sums: dict[str, tuple[float, int]] = {}
@@ -120,6 +125,7 @@ class RunState:
                 self.version, self.uploads = event.version, event.uploads
                 self.effective_number = finite(event.report.get("effective_number"))
                 self._add("effective_number", self.effective_number)
+                self._take_privacy(event)
             case Evaluated(where="server"):
                 self._take_evaluation(event)
             case RunEnded():
@@ -175,7 +181,7 @@ class RunState:
             "mean_kappa": self.mean("kappa"),
             "mean_staleness": self.mean("staleness"),
             "mean_effective_number": self.mean("effective_number"),
-        }
+        } | ({"privacy": self.privacy} if self.privacy else {})
 
     def _begin(self, event: RunStarted) -> None:
         # What a checkpoint says counts, whatever became of the events before it; and what came
@@ -198,6 +204,12 @@ class RunState:
         for name in ("train-seconds", "sensitivity-seconds"):
             self._add(name, event.metrics.get(name))
         self.temperature = finite(event.report.get("temperature", self.temperature))
+
+    def _take_privacy(self, event: Aggregated) -> None:
+        found = {name: finite(event.report.get(name)) for name in _PRIVACY}
+        numbers = {name: value for name, value in found.items() if value is not None}
+        if len(numbers) == len(_PRIVACY):
+            self.privacy = numbers
 
     def _take_evaluation(self, event: Evaluated) -> None:
         self.loss = finite(event.metrics.get("loss"))

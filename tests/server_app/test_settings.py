@@ -116,6 +116,31 @@ def test_any_value_is_a_setting_or_refused_in_one_short_sentence(data):
         assert not isinstance(found, int | float) or math.isfinite(found)
 
 
+PRIVATE = {
+    "strategy": "fedbuff",
+    "dp-noise-multiplier": 1.0,
+    "dp-clip": 0.5,
+    "dp-max-participations": 3,
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "part"),
+    [
+        ({"dp-clip": 0.0}, "needs dp-clip"),
+        ({"dp-max-participations": 0}, "needs dp-max-participations"),
+        ({"strategy": "fedpsa"}, "with strategy 'fedpsa' it is not known how much"),
+        ({"strategy": "ca2fl"}, "with strategy 'ca2fl' it is not known how much"),
+        ({"max-update-ratio": 3.0}, "use max-update-norm"),
+        ({"clock": "wall", "time-limit": 9.0}, "needs checkpoint-versions = 1"),
+    ],
+)
+def test_what_would_not_be_private_is_refused(config, part):
+    Settings.from_run_config(PRIVATE)
+    with pytest.raises(SettingsError, match=part):
+        Settings.from_run_config(PRIVATE | config)
+
+
 @pytest.mark.parametrize("text", ["false", "False", False])
 def test_a_run_is_not_resumed_from_a_folder_called_false(text):
     assert Settings.from_run_config({"resume": text}).resume == ""
@@ -139,6 +164,7 @@ def test_a_run_is_not_resumed_from_a_folder_called_false(text):
         ({"strategy": "fedasync", "hinge-slope": 3.0}, "staleness is 'polynomial'"),
         ({"norm-action": "clip"}, "neither max-update-norm nor max-update-ratio"),
         ({"audit-tolerance": 0.1}, "audit-fraction is 0"),
+        ({"dp-clip": 0.1}, "dp-noise-multiplier is 0"),
     ],
 )
 def test_a_setting_without_effect_is_named(config, part):

@@ -25,6 +25,9 @@ HERE = (
     '.venv/bin/pip install -e ".[tensorboard]"',
     ".venv/bin/python -m simulation run --engine local --set tensorboard=true"
     " --set virtual-days=0.05",
+    '.venv/bin/pip install -e ".[dp]"',
+    ".venv/bin/python -m simulation run --engine local --set strategy=fedbuff --set buffer-size=20"
+    " --set dp-clip=0.5 --set dp-noise-multiplier=2 --set dp-max-participations=10",
     ".venv/bin/python -m simulation list",
     ".venv/bin/python -m simulation list --datasets cifar10 --seeds 0 --days 1 --jobs 8",
 )

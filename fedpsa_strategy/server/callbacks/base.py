@@ -7,6 +7,7 @@ from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message
 
+from fedpsa_strategy.methods.vectors import Vector
 from fedpsa_strategy.server.run_state import RunState, Task
 from fedpsa_strategy.wire.replies import TrainReply
 
@@ -49,6 +50,17 @@ class Callback:
 
     def rejected(self, task: Task) -> None:
         """Note that the task is given up."""
+
+    def made(self, model: Vector) -> Vector:
+        """Return the model of a new version; the rule goes on from what is returned.
+
+        What is added to the rule's `version_report` is in the version's event.
+        """
+        return model
+
+    def ends(self) -> str | None:
+        """Return why the run has to end now; None if it goes on."""
+        return None
 
     def idle(self) -> None:
         """Do what the next reply will need, while there is none: called before a run waits.

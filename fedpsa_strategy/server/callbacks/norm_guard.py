@@ -76,13 +76,9 @@ class NormGuard(Callback):
         norm = math.sqrt(reply.squared_norm)
         self._remember(task.client, norm)
         limit = self._limit(self.run.model.norm, len(self.run.clients))
-        if norm > limit:
-            if self.action == "reject":
-                raise InvalidReplyError(f"the update's norm {norm:.4g} is above {limit:.4g}")
-            scale = limit / norm
-            delta = reply.delta * reply.delta.dtype.type(scale)
-            return replace(reply, delta=delta, squared_norm=limit * limit)
-        return reply
+        if norm > limit and self.action == "reject":
+            raise InvalidReplyError(f"the update's norm {norm:.4g} is above {limit:.4g}")
+        return clipped(reply, limit)
 
     def _remember(self, client: int, norm: float) -> None:
         self._norms.pop(client, None)
@@ -104,3 +100,12 @@ class NormGuard(Callback):
             within = self.ratio * min(known) if len(known) > min(_FEWEST, num_clients - 1) else 0.0
             limit = min(limit, max(generous, within))
         return limit
+
+
+def clipped(reply: TrainReply, limit: float) -> TrainReply:
+    """Return a reply whose update is scaled down to the norm `limit`, if it is longer."""
+    norm = math.sqrt(reply.squared_norm)
+    if norm <= limit:
+        return reply
+    delta = reply.delta * reply.delta.dtype.type(limit / norm)
+    return replace(reply, delta=delta, squared_norm=limit * limit)

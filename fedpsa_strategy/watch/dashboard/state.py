@@ -46,6 +46,7 @@ _TOTALS = (
     "bytes_up",
     "bytes_down",
     "uploads_per_second",
+    "privacy",
 )
 
 _ClientEvent = NodeJoined | NodeLeft | Dispatched | Resent | Uploaded | Rejected | Quarantined

@@ -281,10 +281,16 @@ function drawTiles(run) {
     ["Temperature", fixed(3)(totals.temperature), totals.temperature === null ? "none" : "last upload"],
     ["κ", fixed(3)(totals.kappa), totals.kappa === null ? "none reported" : "mean of last 50"],
     ["Staleness", fixed(2)(totals.staleness), totals.staleness === null ? "no upload yet" : "mean of last 50"],
+    ...privacyTile(totals.privacy),
   ];
   put("tiles", tiles.map((tile) => [...tile.slice(0, 3), share]), () => tiles.map(([name, value, note, extra]) =>
     html("div", { class: "tile" }, html("span", { class: "label" }, name), html("span", { class: "value" }, value),
       html("span", { class: "note" }, note), extra ?? null)));
+}
+
+function privacyTile(privacy) {
+  if (privacy?.epsilon === undefined) return [];
+  return [["Privacy", `ε ${privacy.epsilon.toFixed(2)}`, `δ ${privacy.delta}, at most ε ${privacy.epsilon_bound.toFixed(2)}`]];
 }
 
 function resultTile({ totals, series }) {
