@@ -14,7 +14,8 @@ from typing import Any
 from benchmarks.report import Report, parser, with_unit
 from fedpsa_strategy.methods.registry import METHODS
 from fedpsa_strategy.wire.update_dtype import UPDATE_DTYPES
-from simulation.engines.local.run import num_cores, run_locally
+from simulation.engines.local.run import run_locally
+from simulation.experiments.machine import num_cores
 
 
 @dataclass(frozen=True)

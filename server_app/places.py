@@ -26,7 +26,8 @@ def run_name(strategy: str, data: str, now: datetime | None = None) -> str:
         When the run starts; by default now.
     """
     stamp = (now or datetime.now(UTC)).astimezone(UTC).strftime("%Y%m%dT%H%M%SZ")
-    return "-".join(part for part in (stamp, strategy, data) if part).replace(":", ".")
+    # Names of files have a limit, those of somebody's modules have none.
+    return "-".join(part[:80] for part in (stamp, strategy, data) if part).replace(":", ".")
 
 
 def unused(path: Path) -> Path:

@@ -2,48 +2,57 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Any
+
+import click
+from click.shell_completion import CompletionItem
 
 from simulation.environment import ConfigValue
 
 _OWN, _METHOD_SETTINGS = "method.", "method-settings"
 
 
-def whole_number(least: int, most: int) -> Callable[[str], int]:
-    """Return a function that reads a whole number in this range."""
+class Setting(click.ParamType):  # type: ignore[type-arg]
+    """KEY=VALUE; the value stays text, see `parse_value`."""
 
-    def read(text: str) -> int:
-        try:
-            number = int(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError("must be a whole number") from None
-        if not least <= number <= most:
-            raise argparse.ArgumentTypeError(f"must be at least {least} and at most {most:,}")
+    name = "KEY=VALUE"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[str, str]:
+        """Return key and value."""
+        if isinstance(value, tuple):
+            return value
+        key, separator, text = str(value).partition("=")
+        if not separator or not key.strip():
+            self.fail(f"{value!r} is not of the form KEY=VALUE", param, ctx)
+        return key.strip(), text.strip()
+
+    def shell_complete(self, ctx: Any, param: Any, incomplete: str) -> list[CompletionItem]:  # noqa: ARG002
+        """Complete the keys, and the values of settings that have only a few."""
+        from dataclasses import fields
+
+        from fedpsa_strategy.checks import key_of
+        from server_app.settings import Settings
+
+        found = []
+        for item in fields(Settings):
+            key = f"{key_of(item.name)}="
+            values = item.metadata["choices"] or ("",)
+            found += [key + value for value in (values if incomplete.startswith(key) else ("",))]
+        return [CompletionItem(text) for text in found if text.startswith(incomplete)]
+
+
+class FiniteRange(click.FloatRange):
+    """A number in a range; click itself lets NaN pass."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        """Return the number."""
+        number = super().convert(value, param, ctx)
+        if number is not None and not math.isfinite(number):
+            self.fail(f"{value!r} is not a finite number", param, ctx)
         return number
-
-    return read
-
-
-def share_of_gpus(text: str) -> float:
-    """Read a number of GPUs, which may be a fraction."""
-    try:
-        number = float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError("must be a number") from None
-    if not 0 <= number <= 1024:
-        raise argparse.ArgumentTypeError("must be at least 0 and at most 1024")
-    return number
-
-
-def setting(text: str) -> tuple[str, str]:
-    """Read KEY=VALUE; the value stays text, see `parse_value`."""
-    key, separator, value = text.partition("=")
-    if not separator or not key.strip():
-        raise argparse.ArgumentTypeError(f"{text!r} is not of the form KEY=VALUE")
-    return key.strip(), value.strip()
 
 
 def folded(pairs: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:

@@ -104,7 +104,7 @@ def test_the_library_declares_what_it_imports():
             found = imports(path)
             assert not undeclared(found, declared(LIBRARY, *rooms.get(path.name, []))), path
     assert not undeclared(imports(LIBRARY), declared(LIBRARY, "torch", "watch", "tensorboard"))
-    assert declared(LIBRARY) == {"flwr", "numpy", "protobuf"}
+    assert declared(LIBRARY) == {"click", "flwr", "numpy", "protobuf"}
 
 
 def test_the_library_pins_nothing_and_the_app_has_all_that_the_library_needs():

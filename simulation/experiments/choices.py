@@ -2,102 +2,163 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import re
 import shlex
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import click
 
 from simulation.app_config import check_keys
-from simulation.arguments import folded, parse_value, setting, whole_number
+from simulation.arguments import FiniteRange, Setting, folded, parse_value
 from simulation.errors import Refused
 
 if TYPE_CHECKING:
     from simulation.experiments.options import Options
 
 _MOST_SEEDS = 1000
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 DATASETS = ("digits", "mnist", "fmnist", "cifar10", "cifar100")
 
 
-def add_out(parser: argparse.ArgumentParser, what: str) -> None:
-    """Add where the results are."""
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=Path("results"),
-        metavar="DIR",
-        help=f"{what} (default: %(default)s)",
+class _Words(click.ParamType):  # type: ignore[type-arg]
+    """Words between commas, each read by a function.
+
+    Parameters
+    ----------
+    name : str
+        What a person is told of their form.
+    read : Callable[[str], Sequence[Any]] (default: one word as it is)
+        What a word stands for; raises ValueError.
+    """
+
+    def __init__(self, name: str, read: Callable[[str], Sequence[Any]] = lambda word: [word]):
+        self.name = name
+        self._read = read
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[Any, ...]:
+        """Return what the words stand for, each once."""
+        if isinstance(value, tuple):
+            return value
+        words = [word.strip() for word in str(value).split(",") if word.strip()]
+        try:
+            found = [each for word in words for each in self._read(word)]
+        except ValueError as error:
+            self.fail(f"{value!r}: {error}", param, ctx)
+        if not found:
+            self.fail(f"{value!r} names nothing", param, ctx)
+        return tuple(dict.fromkeys(found))
+
+
+def _positive(word: str) -> list[float]:
+    number = float(word)
+    if not 0 < number < float("inf"):
+        raise ValueError("must be above 0")
+    return [number]
+
+
+def _range(word: str) -> range:
+    first, dash, last = word.partition("-")
+    found = range(int(first), int(last if dash else first) + 1)
+    if len(found[: _MOST_SEEDS + 1]) > _MOST_SEEDS:
+        raise ValueError(f"more than {_MOST_SEEDS} seeds")
+    return found
+
+
+NAMES, NUMBERS, SEEDS = (
+    _Words("A,B"),
+    _Words("X,Y", _positive),
+    _Words("N,M-K", _range),
+)
+
+
+def out_option(what: str) -> Decorator:
+    """Return the option that says where the results are."""
+    return click.option(
+        "--out", type=Path, default=Path("results"), show_default=True, metavar="DIR", help=what
     )
 
 
-def add_choices(parser: argparse.ArgumentParser) -> None:
-    """Add which runs an experiment consists of."""
-    parser.add_argument(
-        "--datasets",
-        type=_names,
-        default=("fmnist",),
-        metavar="A,B",
-        help=f"what is learned: {', '.join(DATASETS)}, or own tasks as module:object (default:"
-        " fmnist)",
-    )
-    parser.add_argument(
-        "--alphas",
-        type=_alphas,
-        metavar="X,Y",
-        help="concentrations of the Dirichlet partition (default: the experiment's own)",
-    )
-    parser.add_argument(
-        "--methods",
-        type=_names,
-        metavar="A,B",
-        help="methods to compare, those of others as module:Class (default: the experiment's own)",
-    )
-    parser.add_argument(
-        "--seeds",
-        type=_seeds,
-        default=(0, 1, 2),
-        metavar="N,M-K",
-        help="one run for each (default: 0-2)",
-    )
-    parser.add_argument(
-        "--days",
-        type=_days,
-        default=10.0,
-        metavar="X",
-        help="virtual days of each run (default: 10, as in the paper)",
-    )
-    parser.add_argument(
-        "--lr-decay-per",
-        choices=("version", "upload"),
-        default="version",
-        help="what the decay of the learning rate counts (default: %(default)s, as in the paper)",
-    )
-    parser.add_argument(
-        "--set",
-        dest="settings",
-        metavar="KEY=VALUE",
-        type=setting,
-        action="append",
-        default=[],
-        help="change a value of the run config of all runs; may be repeated",
-    )
-    parser.add_argument(
+def jobs_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add how many runs go on at a time, and where they are."""
+    jobs = click.option(
         "--jobs",
-        type=whole_number(1, 1024),
+        type=click.IntRange(1, 1024),
         metavar="N",
-        help="runs side by side, one thread each (default: the number of cores; 1 on Ray)",
+        help="Runs side by side, one thread each (default: the number of cores; 1 on Ray).",
     )
-    parser.add_argument(
+    cells = click.option(
         "--cells",
         type=Path,
         default=Path("runs") / "cells",
+        show_default=True,
         metavar="DIR",
-        help="folder for the runs (default: %(default)s)",
+        help="Folder for the runs.",
     )
+    return jobs(cells(function))
 
 
-def read_options(arguments: argparse.Namespace) -> Options:
+def choices(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add which runs an experiment consists of."""
+    options = (
+        click.option(
+            "--datasets",
+            type=NAMES,
+            default=("fmnist",),
+            show_default="fmnist",
+            help=f"What is learned: {', '.join(DATASETS)}, or own tasks as module:object.",
+        ),
+        click.option(
+            "--alphas",
+            type=NUMBERS,
+            help="Concentrations of the Dirichlet partition (default: the experiment's own).",
+        ),
+        click.option(
+            "--methods",
+            type=NAMES,
+            help="Methods to compare, those of others as module:Class (default: the experiment's"
+            " own).",
+        ),
+        click.option(
+            "--seeds",
+            type=SEEDS,
+            default=(0, 1, 2),
+            show_default="0-2",
+            help="One run for each.",
+        ),
+        click.option(
+            "--days",
+            type=FiniteRange(0, min_open=True),
+            default=10.0,
+            show_default="10, as in the paper",
+            metavar="X",
+            help="Virtual days of each run.",
+        ),
+        click.option(
+            "--lr-decay-per",
+            type=click.Choice(["version", "upload"]),
+            default="version",
+            show_default=True,
+            help="What the decay of the learning rate counts; the paper's are versions.",
+        ),
+        click.option(
+            "--set",
+            "settings",
+            type=Setting(),
+            multiple=True,
+            help="Change a value of the run config of all runs; may be repeated.",
+        ),
+        jobs_option,
+    )
+    for add in reversed(options):
+        function = add(function)
+    return function
+
+
+def read_options(arguments: SimpleNamespace) -> Options:
     """Return the options of a command line.
 
     Raises
@@ -125,7 +186,7 @@ def read_options(arguments: argparse.Namespace) -> Options:
     )
 
 
-def command_text(name: str, arguments: argparse.Namespace) -> str:
+def command_text(name: str, arguments: SimpleNamespace) -> str:
     """Return the command that makes these results again, wherever and however it is run."""
     from simulation.experiments.cells import WITHOUT_EFFECT
 
@@ -145,11 +206,10 @@ def command_text(name: str, arguments: argparse.Namespace) -> str:
     return shlex.join(words)
 
 
-def label(text: str) -> str:
+def label(_ctx: Any, _param: Any, text: str) -> str:
     """Return the word that is added to the name of a folder of results, checked."""
-    # argparse sends the default, no label, through here as well.
     if text and not re.fullmatch(r"[a-z0-9][a-z0-9-]*", text):
-        raise argparse.ArgumentTypeError("must be small letters, digits and dashes")
+        raise click.BadParameter("must be small letters, digits and dashes")
     return text
 
 
@@ -202,34 +262,3 @@ def _dataset(name: str) -> str:
             f" module:object, but no module {module!r} is on PYTHONPATH."
         )
     return name
-
-
-def _names(text: str) -> tuple[str, ...]:
-    names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
-    if not names:
-        raise argparse.ArgumentTypeError("names nothing")
-    return names
-
-
-def _alphas(text: str) -> tuple[float, ...]:
-    return tuple(dict.fromkeys(_days(part) for part in _names(text)))
-
-
-def _days(text: str) -> float:
-    number = float(text)
-    if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError("must be above 0")
-    return number
-
-
-def _seeds(text: str) -> tuple[int, ...]:
-    seeds: list[int] = []
-    for part in _names(text):
-        first, dash, last = part.partition("-")
-        found = range(int(first), int(last if dash else first) + 1)
-        if len(found[: _MOST_SEEDS + 1]) > _MOST_SEEDS:
-            raise argparse.ArgumentTypeError(f"{text!r} names more than {_MOST_SEEDS} seeds")
-        seeds += found
-    if not seeds:
-        raise argparse.ArgumentTypeError(f"{text!r} names no seed")
-    return tuple(dict.fromkeys(seeds))

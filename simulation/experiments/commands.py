@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import click
+
+from fedpsa_strategy.cli.main import examples
+from simulation.command import LaunchCommand
 from simulation.errors import Refused
-from simulation.experiments.choices import add_choices, add_out, command_text, label, read_options
+from simulation.experiments.choices import choices, command_text, label, out_option, read_options
 
 if TYPE_CHECKING:
     from simulation.experiments.catalogue import Experiment
@@ -15,76 +20,49 @@ if TYPE_CHECKING:
     from simulation.experiments.options import Options
     from simulation.experiments.rows import Row
 
-Subparsers = Any  # argparse's own type for this is private
 
+@click.command(
+    "reproduce",
+    cls=LaunchCommand,
+    short_help="make a table or a figure of the paper",
+    epilog=examples(
+        "fedpsa reproduce table-accuracy --datasets digits --alphas 0.5 --days 0.25",
+        "fedpsa reproduce figure-curves --methods FedPSA,FedBuff --seeds 0-4",
+    ),
+)
+@click.argument("name")
+@choices
+@click.option(
+    "--engine",
+    type=click.Choice(["local", "ray"]),
+    default="local",
+    show_default=True,
+    help="What simulates the clients.",
+)
+@out_option("Folder for tables and figures.")
+@click.option(
+    "--label",
+    callback=label,
+    default="",
+    metavar="WORD",
+    help="Write to NAME-WORD, beside what was found with other options.",
+)
+@click.option(
+    "--finished-only", is_flag=True, help="Run nothing, also write when runs are missing."
+)
+@click.option(
+    "--recorded",
+    is_flag=True,
+    help="Count runs as finished that any results in the folder of --out tell of, wherever they"
+    " were run.",
+)
+def reproduce(**given: Any) -> int:
+    """Make the table or figure NAME of the paper; `list` shows which there are.
 
-def add_reproduce(subparsers: Subparsers) -> None:
-    """Add ``python -m simulation reproduce``."""
-    parser = subparsers.add_parser(
-        "reproduce",
-        help="make a table or a figure of the paper",
-        description="Make a table or a figure of the paper: run what has not been run yet, several"
-        " runs side by side, and write results/NAME. What was interrupted goes on where it stopped;"
-        " runs that several experiments need are run once.",
-    )
-    parser.add_argument("name", metavar="NAME", help="the experiment; `list` shows them")
-    add_choices(parser)
-    parser.add_argument(
-        "--engine",
-        choices=("local", "ray"),
-        default="local",
-        help="what simulates the clients (default: %(default)s)",
-    )
-    add_out(parser, "folder for tables and figures")
-    parser.add_argument(
-        "--label",
-        type=label,
-        default="",
-        metavar="WORD",
-        help="write to NAME-WORD, beside what was found with other options",
-    )
-    parser.add_argument(
-        "--finished-only",
-        action="store_true",
-        help="run nothing, also write when runs are missing",
-    )
-    parser.add_argument(
-        "--recorded",
-        action="store_true",
-        help="count runs as finished that any results in the folder of --out tell of, wherever"
-        " they were run",
-    )
-    parser.set_defaults(handler=reproduce)
-
-
-def add_list(subparsers: Subparsers) -> None:
-    """Add ``python -m simulation list``."""
-    parser = subparsers.add_parser(
-        "list",
-        help="show the tables and figures that `reproduce` makes",
-        description="Show the tables and figures that `reproduce` makes, how many runs they need"
-        " with the given options, how many of these are finished here or recorded in the folder of"
-        " results, and roughly how long the rest will take; then the results that there are.",
-    )
-    add_choices(parser)
-    add_out(parser, "folder of the results")
-    parser.set_defaults(handler=list_experiments)
-
-
-def add_report(subparsers: Subparsers) -> None:
-    """Add ``python -m simulation report``."""
-    parser = subparsers.add_parser(
-        "report",
-        help="put all results into one page",
-        description="Put all tables and figures that exist into one page, which needs no other"
-        " file: results/index.html.",
-    )
-    add_out(parser, "folder of the results")
-    parser.set_defaults(handler=report)
-
-
-def reproduce(arguments: argparse.Namespace) -> int:
-    """Run what is missing of an experiment and write its results; return the exit code."""
+    It runs what has not been run yet, several runs side by side, and writes results/NAME. What was
+    interrupted goes on where it stopped; runs that several experiments need are run once.
+    """
+    arguments = SimpleNamespace(**given)
     # Not at the top: whoever asks for --help should not wait for these.
     from simulation.experiments.catalogue import find_experiment
     from simulation.experiments.display import make_display
@@ -148,8 +126,22 @@ def reproduce(arguments: argparse.Namespace) -> int:
     return 1 if failures else 0
 
 
-def list_experiments(arguments: argparse.Namespace) -> int:
-    """Print all experiments, one line each; return the exit code."""
+@click.command(
+    "list",
+    cls=LaunchCommand,
+    short_help="show the tables and figures that `reproduce` makes",
+    epilog=examples("fedpsa list", "fedpsa list --datasets digits --days 0.25"),
+)
+@choices
+@out_option("Folder of the results.")
+def list_(**given: Any) -> int:
+    """Show the tables and figures that `reproduce` makes.
+
+    Also how many runs they need with the given options, how many of these are finished here or
+    recorded in the folder of results, and roughly how long the rest will take; then the results
+    that there are.
+    """
+    arguments = SimpleNamespace(**given)
     from simulation.experiments.caption import short_caption
     from simulation.experiments.catalogue import EXPERIMENTS
     from simulation.experiments.estimate import expected_seconds, in_words, measured_seconds
@@ -195,11 +187,21 @@ def list_experiments(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def report(arguments: argparse.Namespace) -> int:
-    """Write the page with all results; return the exit code."""
+@click.command(
+    "report",
+    cls=LaunchCommand,
+    short_help="put all results into one page",
+    epilog=examples("fedpsa report", "fedpsa report --out results/digits"),
+)
+@out_option("Folder of the results.")
+def report(out: Path) -> int:
+    """Put all tables and figures that exist into one page, results/index.html.
+
+    It needs no other file.
+    """
     from simulation.experiments.report import write_report
 
-    print(f"The report is {write_report(arguments.out)}", flush=True)
+    print(f"The report is {write_report(out)}", flush=True)
     return 0
 
 
@@ -222,7 +224,7 @@ def plan(experiment: Experiment, options: Options) -> list[Cell]:
     return cells
 
 
-def _jobs(arguments: argparse.Namespace, engine: str) -> int:
+def _jobs(arguments: SimpleNamespace, engine: str) -> int:
     from simulation.experiments.machine import num_cores
 
     return arguments.jobs or (num_cores() if engine == "local" else 1)

@@ -11,7 +11,8 @@ import pytest
 from flwr.common.config import parse_config_args
 
 from server_app.settings import Settings
-from simulation.cli import build_parser, build_run_config
+from simulation.cli import build_run_config
+from support.commands import parsed
 from support.doc_commands import PAGES, ROOT, commands
 from support.doc_coverage import AFTER_SCALED, BY_TEST, HERE, NO_COMMANDS, SCALED, TESTS
 from support.own_method import write_example
@@ -69,7 +70,7 @@ def test_the_command_exists(command, tmp_path, monkeypatch):
         targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
         assert words[1] in targets
     elif words[:3] == ["python", "-m", "simulation"]:
-        arguments = build_parser().parse_args(words[3:])
+        arguments = parsed(words[3:])
         if words[3] in ("run", "deploy"):
             defaults = Settings().to_run_config()
             check_settings(build_run_config(arguments, defaults, datetime.now(UTC)))

@@ -2,7 +2,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from server_app.places import run_name, runs_folder, unused
-from simulation.cli import build_parser, build_run_config
+from simulation.cli import build_run_config
+from support.commands import parsed
 
 APP = Path(__file__).parents[2]
 NOW = datetime(2026, 1, 31, 23, 59, 59, tzinfo=UTC)
@@ -37,7 +38,7 @@ def test_runs_go_to_the_apps_own_folder_or_to_the_users(tmp_path, monkeypatch):
 def test_names_have_one_form(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert run_name("fedpsa", "my.tasks:digits", NOW) == "20260131T235959Z-fedpsa-my.tasks.digits"
-    arguments = build_parser().parse_args(["run"])
+    arguments = parsed(["run"])
     defaults = {"strategy": "fedpsa", "dataset": "digits", "num-clients": 1, "run-dir": ""}
     defaults |= {"clock": "virtual"}
     config = build_run_config(arguments, defaults, NOW)

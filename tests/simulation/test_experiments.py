@@ -27,6 +27,7 @@ from simulation.experiments.rows import kappa_pairs, version_gaps
 from simulation.experiments.scheduler import Scheduler, State, launch_command
 from simulation.experiments.store import CellStore
 from simulation.experiments.watch import Watch
+from support import commands
 
 PLACE = {"method": "FedPSA", "dataset": "digits", "alpha": 0.5, "seed": 3}
 
@@ -38,7 +39,7 @@ def cell(method: str = "FedPSA", days: float = 1.0, **config: Any) -> Cell:
 
 
 def parsed(*arguments: str) -> Any:
-    return cli.build_parser().parse_args(arguments)
+    return commands.parsed(arguments)
 
 
 # --- Cells -------------------------------------------------------------------------------------

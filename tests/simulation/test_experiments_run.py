@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from simulation import cli
+from support.commands import parsed
 
 Alive = Callable[[], set[int]]
 
@@ -169,4 +170,4 @@ def test_the_commands_of_the_page_exist() -> None:
     for command in commands:
         words = shlex.split(command)
         assert words[:3] == [".venv/bin/python", "-m", "simulation"]
-        cli.build_parser().parse_args(words[3:])
+        parsed(words[3:])

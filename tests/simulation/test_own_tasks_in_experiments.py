@@ -11,6 +11,7 @@ from simulation import cli
 from simulation.experiments.catalogue import EXPERIMENTS
 from simulation.experiments.choices import read_options
 from simulation.experiments.estimate import expected_seconds
+from support.commands import parsed
 from task.tasks import find_task
 
 TASK = """
@@ -71,7 +72,7 @@ def own_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 
 def cells(*more: str) -> list:  # type: ignore[type-arg]
     words = ["reproduce", "table-accuracy", "--datasets", "tasks_of_mine,tasks_of_mine:Classes"]
-    arguments = cli.build_parser().parse_args([*words, "--seeds", "0", *more])
+    arguments = parsed([*words, "--seeds", "0", *more])
     return EXPERIMENTS["table-accuracy"].cells(read_options(arguments))
 
 

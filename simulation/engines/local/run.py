@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -21,13 +20,6 @@ from simulation.environment import ConfigValue
 from simulation.errors import LaunchFailed, RunFailed
 
 log = logging.getLogger("flwr")
-
-
-def num_cores() -> int:
-    """Return how many cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def run_locally(

@@ -1,0 +1,170 @@
+"""One launch: an app, a run config, and the engine that runs it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from server_app.places import run_name, unused
+from simulation.engines.grpc import run_on_processes
+from simulation.engines.ray import run_on_ray
+from simulation.environment import ConfigValue
+from simulation.errors import Refused
+
+RunConfig = dict[str, ConfigValue]
+
+APP = Path(__file__).resolve().parents[1]
+"""The folder of this repository's app."""
+
+_PATHS = {"run-dir", "data-dir", "cache-dir", "resume"}
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What an engine may use.
+
+    Parameters
+    ----------
+    workers : int | None (default: None)
+        local: processes that train, 0 for none but the server's; None: one for each core.
+    train_here : bool (default: False)
+        local: whether the server's process trains too, beside the workers.
+    cpus : int | None (default: None)
+        ray: CPU cores for all clients; None: all.
+    client_cpus : int (default: 1)
+        ray: CPU cores for one client.
+    client_gpus : float (default: 0.0)
+        ray: GPUs, or the part of one, for one client.
+    """
+
+    workers: int | None = None
+    train_here: bool = False
+    cpus: int | None = None
+    client_cpus: int = 1
+    client_gpus: float = 0.0
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What is run, where, and what is shown of it.
+
+    Parameters
+    ----------
+    run_config : Mapping[str, bool | int | float | str]
+        What differs from the app's own run config.
+    clients : int
+        How many clients, or nodes.
+    app : Path
+        The folder of the Flower app.
+    resources : Resources
+        What the engine may use.
+    stream : bool (default: True)
+        Whether to show the run's log.
+    """
+
+    run_config: Mapping[str, ConfigValue]
+    clients: int
+    app: Path = APP
+    resources: Resources = Resources()
+    stream: bool = True
+
+    def say(self, text: str) -> None:
+        """Tell a person what happens, if anybody looks."""
+        if self.stream:
+            print(text, flush=True)
+
+
+def _ray(launch: Launch) -> dict[str, Any]:
+    launch.say(f"Starting {launch.clients} simulated clients on Ray; this takes about 20 seconds.")
+    return run_on_ray(
+        launch.app,
+        launch.run_config,
+        num_clients=launch.clients,
+        num_cpus=launch.resources.cpus,
+        client_cpus=launch.resources.client_cpus,
+        client_gpus=launch.resources.client_gpus,
+        stream=launch.stream,
+    )
+
+
+def _local(launch: Launch) -> dict[str, Any]:
+    # Not at the top: it loads torch, for which nobody should wait who asks for --help.
+    from simulation.engines.local.app import run_app_locally
+    from simulation.engines.local.run import run_locally
+    from simulation.experiments.machine import num_cores
+
+    here, workers = launch.resources.train_here, launch.resources.workers
+    if workers is None:
+        workers = num_cores() - here
+    places = [f"{workers} worker process{'es' if workers > 1 else ''}"] if workers else []
+    places += ["this process"] if here or not workers else []
+    launch.say(f"Simulating {launch.clients} clients in {' and '.join(places)}.")
+    options: dict[str, Any] = {"workers": workers, "train_here": here, "stream": launch.stream}
+    if launch.app == APP:
+        return run_locally(launch.run_config, **options)
+    return run_app_locally(launch.app, launch.run_config, num_clients=launch.clients, **options)
+
+
+def _processes(launch: Launch) -> dict[str, Any]:
+    launch.say(f"Starting a SuperLink and {launch.clients} SuperNodes as processes.")
+    return run_on_processes(
+        launch.app, launch.run_config, num_nodes=launch.clients, stream=launch.stream
+    )
+
+
+ENGINES: dict[str, Callable[[Launch], dict[str, Any]]] = {
+    "local": _local,
+    "ray": _ray,
+    "processes": _processes,
+}
+"""What a launch can run on; each returns the run's summary."""
+
+
+def with_places(
+    settings: Mapping[str, ConfigValue],
+    defaults: Mapping[str, ConfigValue],
+    run_dir: Path | None = None,
+    now: datetime | None = None,
+) -> RunConfig:
+    """Return a run config with the run's folder, and all paths absolute.
+
+    The ServerApp runs elsewhere, where a relative path means another folder.
+
+    Raises
+    ------
+    Refused
+        If there is a folder for an app that has no such setting.
+    """
+    config = dict(settings)
+    if "run-dir" in defaults:
+        config["run-dir"] = str(config.get("run-dir") or run_dir or _new(config, defaults, now))
+    elif run_dir is not None:
+        raise Refused("--run-dir: this app has no setting 'run-dir'.")
+    for key in _PATHS & config.keys():
+        text = str(config[key])
+        if text and not (key == "resume" and text.lower() in ("true", "false")):
+            config[key] = str(Path(text).absolute())
+    return config
+
+
+def _new(config: RunConfig, defaults: Mapping[str, ConfigValue], now: datetime | None) -> Path:
+    merged = {**defaults, **config}
+    data = str(merged.get("task") or merged.get("dataset") or "")
+    name = run_name(str(merged.get("strategy") or ""), data, now or datetime.now(UTC))
+    return unused(Path("runs") / name)
+
+
+def check(app: Path, run_config: Mapping[str, ConfigValue]) -> None:
+    """Refuse what cannot run, and warn of what has no effect, before anything is started."""
+    # Not at the top: it loads Flower, for which nobody should wait who asks for --help.
+    from simulation.preflight import check_folder, check_launch
+
+    if app == APP:
+        for warning in check_launch(run_config):
+            print(f"Warning: {warning}", file=sys.stderr, flush=True)
+    elif "run-dir" in run_config:
+        check_folder("run-dir", Path(str(run_config["run-dir"])))
