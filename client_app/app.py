@@ -127,6 +127,8 @@ def node_task(context: Context) -> LearningTask:
         seed=_get(run, "seed", int),
         data_dir=_get(run, "data-dir", str),
         cache_dir=_get(run, "cache-dir", str),
+        model=_get(run, "model", str),
+        model_width=_get(run, "model-width", float),
     )
 
 

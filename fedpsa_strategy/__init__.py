@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from fedpsa_strategy.server.fedpac import FedPAC
     from fedpsa_strategy.server.fedpsa import FedPSA
     from fedpsa_strategy.server.options import Evaluation, Failures, Limits, Training
-    from fedpsa_strategy.server.strategies import CA2FL, FedAsync, FedAvg, FedBuff, FedFa
+    from fedpsa_strategy.server.strategies import CA2FL, FedAsync, FedAvg, FedBuff, FedFa, Midpoint
     from fedpsa_strategy.server.strategy import AsyncStrategy
 
 _PLACES = {
@@ -49,7 +49,7 @@ _PLACES = {
     "server.fedpac": ("FedPAC",),
     "server.fedpsa": ("FedPSA",),
     "server.options": ("Evaluation", "Failures", "Limits", "Training"),
-    "server.strategies": ("CA2FL", "FedAsync", "FedAvg", "FedBuff", "FedFa"),
+    "server.strategies": ("CA2FL", "FedAsync", "FedAvg", "FedBuff", "FedFa", "Midpoint"),
     "server.strategy": ("AsyncStrategy",),
 }
 _MODULE_OF = {name: module for module, names in _PLACES.items() for name in names}
@@ -73,6 +73,7 @@ __all__ = [
     "Limits",
     "LongTailLatency",
     "Method",
+    "Midpoint",
     "NormGuard",
     "Probe",
     "Rule",

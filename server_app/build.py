@@ -187,6 +187,8 @@ def make_task(settings: Settings) -> LearningTask:
         settings.seed,
         settings.data_dir,
         settings.cache_dir,
+        settings.model,
+        settings.model_width,
     )
 
 

@@ -38,8 +38,11 @@ def _reasons(settings: Settings) -> dict[str, str]:
     note(
         bool(settings.task),
         f"task {settings.task!r} brings its own data",
-        *("dataset", "partition", "dirichlet-alpha", "test-fraction", "data-dir", "cache-dir"),
+        *("dataset", "model", "model-width", "partition", "dirichlet-alpha", "test-fraction"),
+        *("data-dir", "cache-dir"),
     )
+    single_layer = not settings.task and not settings.has_encoder
+    note(single_layer, "the model is a single layer", "model-width")
     note(settings.partition == "iid", "partition is 'iid'", "dirichlet-alpha")
     note(
         settings.clock == "wall",

@@ -45,7 +45,7 @@ MAY_CHANGE = {
     "status-interval",
     "tensorboard",
 }
-# Datasets whose model has an encoder before its head.
+# Datasets whose own model has an encoder before its head.
 _WITH_ENCODER = ("digits", "mnist", "cifar10", "cifar100")
 # How many samples there are to share out, those for testing included.
 _SAMPLES = {"digits": 1797, "mnist": 70_000, "fmnist": 70_000, "cifar10": 60_000}
@@ -77,6 +77,14 @@ class _BeforeMethods:
         form=(r"[^\W\d]\w*(\.[^\W\d]\w*)*(:[^\W\d]\w*)?", "a method's name, or module:Class"),
     )
     dataset: str = setting("digits", "what is learned", choices=DATASETS)
+    model: str = setting(
+        "default",
+        "the dataset's own model, or a perceptron with a hidden layer of 64",
+        choices=("default", "mlp"),
+    )
+    model_width: float = setting(
+        1.0, "share of the channels and hidden units of the dataset's model", least=0.01, most=1
+    )
     task: str = setting(
         "",
         "own model and data, as module:object (docs/OWN_TASK.md); empty: the dataset",
@@ -366,6 +374,11 @@ class Settings(_MethodSettings):
         return self.task or self.dataset
 
     @property
+    def has_encoder(self) -> bool:
+        """Whether the model of the dataset has an encoder before its head."""
+        return self.model == "mlp" or self.dataset in _WITH_ENCODER
+
+    @property
     def rounds(self) -> int:
         """The largest number of versions, as Flower wants it."""
         return self.num_server_rounds or 2**31 - 1
@@ -421,10 +434,11 @@ class Settings(_MethodSettings):
             if value > most:
                 raise SettingsError(f"{low} = {value}: must be at most {high} = {most}")
         method = self.method
-        if method.needs_head and not self.task and self.dataset not in _WITH_ENCODER:
+        if method.needs_head and not self.task and not self.has_encoder:
             raise SettingsError(
                 f"strategy={self.strategy!r} needs a model with an encoder and a head, but the one "
-                f"of dataset={self.dataset!r} is a single layer: choose one of {_WITH_ENCODER}"
+                f"of dataset={self.dataset!r} is a single layer: choose one of {_WITH_ENCODER}, or "
+                "model='mlp'"
             )
         if method.client_half and self.step == "compiled":
             raise SettingsError(

@@ -61,6 +61,8 @@ class DatasetTask:
         Into how many parts the training data is split.
     partition, alpha, test_fraction, seed, data_dir, cache_dir
         See `task.shards.client_shard`.
+    model, model_width
+        See `task.models.make_model`.
     """
 
     dataset: str
@@ -71,6 +73,8 @@ class DatasetTask:
     seed: int = 0
     data_dir: str = ""
     cache_dir: str = ""
+    model: str = "default"
+    model_width: float = 1.0
 
     @property
     def _source(self) -> dict[str, Any]:
@@ -93,7 +97,7 @@ class DatasetTask:
 
     def make_model(self, seed: int) -> nn.Module:
         """Return the dataset's model."""
-        return make_model(self.dataset, seed)
+        return make_model(self.dataset, seed, self.model, self.model_width)
 
     def train_data(self, node_config: Mapping[str, Any]) -> Shard:
         """Return a node's data: its own file (`data-path`), or its partition of the dataset."""

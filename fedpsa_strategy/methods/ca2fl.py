@@ -17,65 +17,42 @@ ICLR 2024.
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from fedpsa_strategy.methods.base import Buffered, Given, Row, Rule, Update, Vector, blocks, setting
+from fedpsa_strategy.methods.base import Buffered, Row, Update, Vector, blocks, setting
+from fedpsa_strategy.methods.remembering import Remembering, RememberingRule
 
 
-class CA2FLRule(Rule):
-    """The server's half of CA2FL (formula: see the module).
-
-    Attributes
-    ----------
-    memory : MutableMapping[int, Vector]
-        h_i by client: in memory, unless somebody puts another mapping in its place.
-    known_clients : int
-        N; raised by itself if more clients turn up than the run was told of.
-    """
+class CA2FLRule(RememberingRule):
+    """The server's half of CA2FL (formula: see the module)."""
 
     settings: CA2FLMethod
-
-    def __init__(self, settings: Any, given: Given | None = None) -> None:
-        super().__init__(settings, given)
-        self.memory: MutableMapping[int, Vector] = {}
 
     def start(self, model: Vector) -> None:
         """Begin from `model` with nothing remembered."""
         super().start(model)
-        self.known_clients = self.given.num_clients
-        self.memory.clear()
-        self.total = np.zeros(model.shape, np.float64)  # Σ h_i, in double against drift
         self.mean_before = np.zeros_like(model)  # h
         self.residual = np.zeros_like(model)  # r
         self.buffered = 0
 
     def add(self, update: Update) -> Vector | None:
         """Calibrate the update by what the client sent last; aggregate when the buffer is full."""
-        self.known_clients = max(self.known_clients, update.client + 1)
-        last = self.memory.get(update.client)
-        for part in blocks(len(self.model)):
-            change = update.delta[part]
-            if last is not None:
-                change = change - last[part]
-            self.residual[part] += change
-            self.total[part] += change
-        self.memory[update.client] = update.delta
+        change = self.remember(update)
+        for part in blocks(len(change)):
+            self.residual[part] += change[part]
         self.buffered += 1
         size = self.settings.buffer_size
         if self.buffered < size:
             return None
 
         number = self.model.dtype.type
-        model, mean = np.empty_like(self.model), np.empty_like(self.model)
+        model = np.empty_like(self.model)
         for part in blocks(len(model)):
             direction = self.mean_before[part] + self.residual[part] / number(size)
             model[part] = self.model[part] + number(self.settings.server_lr) * direction
-            mean[part] = self.total[part] / self.known_clients
-        self.model, self.mean_before = model, mean
+        self.model, self.mean_before = model, self.mean_of_memory(self.known_clients)
         self.residual[:] = 0
         self.buffered = 0
         self.state_weights = [1 / size] * size
@@ -88,26 +65,20 @@ class CA2FLRule(Rule):
 
 
 @dataclass(frozen=True)
-class CA2FLMethod(Buffered):
+class CA2FLMethod(Remembering, Buffered):
     """Buffer of updates, corrected by the last update that the server remembers of every client."""
 
     name = "ca2fl"
     label = "CA2FL"
     colour = "#139a74"
     rule = CA2FLRule
-    remembers_clients = True
     table = Row(
         aggregated="updates, calibrated by each client's last one",
         when="every K uploads",
         weight="η/K on the residual, plus the mean of all remembered updates",
         client="–",
-        memory="(N + 4)·d, N·d of it optionally in a memory-mapped file",
+        memory="(N + 4)·d, N·d of it optionally in half precision or a memory-mapped file",
         bytes="d / d",
     )
 
     server_lr: float = setting(1.0, "η: factor of the aggregated step", above=0)
-    memory: str = setting(
-        "ram",
-        "where the clients' last updates are kept, in memory or in a file of run-dir",
-        choices=("ram", "file"),
-    )

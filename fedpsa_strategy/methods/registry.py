@@ -18,6 +18,7 @@ from fedpsa_strategy.methods.fedbuff import FedBuffMethod
 from fedpsa_strategy.methods.fedfa import FedFaMethod
 from fedpsa_strategy.methods.fedpac import FedPACMethod
 from fedpsa_strategy.methods.fedpsa import FedPSAMethod
+from fedpsa_strategy.methods.midpoint import MidpointMethod
 
 GROUP = "fedpsa.methods"
 """The group of entry points under which packages offer methods."""
@@ -28,6 +29,7 @@ METHODS: dict[str, type[Method]] = {
         FedPSAMethod,
         FedBuffMethod,
         CA2FLMethod,
+        MidpointMethod,
         FedAsyncMethod,
         FedFaMethod,
         FedAvgMethod,

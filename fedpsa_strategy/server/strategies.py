@@ -18,6 +18,7 @@ from fedpsa_strategy.methods.fedavg import FedAvgMethod
 from fedpsa_strategy.methods.fedbuff import FedBuffMethod
 from fedpsa_strategy.methods.fedfa import FedFaMethod
 from fedpsa_strategy.methods.mapped_memory import MappedMemory
+from fedpsa_strategy.methods.midpoint import MidpointMethod
 from fedpsa_strategy.server.strategy import AsyncStrategy
 
 
@@ -100,6 +101,10 @@ class FedBuff(MethodStrategy):  # noqa: D101
 
 class CA2FL(MethodStrategy):  # noqa: D101
     method_type = CA2FLMethod
+
+
+class Midpoint(MethodStrategy):  # noqa: D101
+    method_type = MidpointMethod
 
 
 class FedAsync(MethodStrategy):  # noqa: D101

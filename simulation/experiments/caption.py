@@ -35,7 +35,7 @@ def scale_text(rows: Sequence[Row]) -> str:
         f"{_days(found)} of 86,400 units ({_beside_paper(found)}),"
         f" {_values(row.scale['clients'] for row in found)} clients, data split {partitions};"
         f" lr {lr}, {epochs} local epoch{_plural(epochs)}, batch {batch}, decay per {decay},"
-        f" {_steps(found)}. {len(done)} of {len(everything)} runs finished."
+        f" {_steps(found)}{_models(found)}. {len(done)} of {len(everything)} runs finished."
     )
 
 
@@ -74,7 +74,7 @@ def short_caption(rows: Sequence[Row]) -> str:
     seeds = "; ".join(f"{_counted(seeds)}{places}" for seeds, places in _seeds(found))
     return (
         f"{datasets}, {_days(found)} ({_beside_paper(found)}), {clients} clients, {kinds},"
-        f" {_steps(found)}, {seeds}\n{origin_text(rows)}"
+        f" {_steps(found)}{_models(found)}, {seeds}\n{origin_text(rows)}"
     )
 
 
@@ -99,6 +99,20 @@ def _steps(rows: Sequence[Row]) -> str:
         f"{step} step{' of an earlier version' * (step == 'compiled' and not recent)}"
         for step, recent in steps
     )
+
+
+def _models(rows: Sequence[Row]) -> str:
+    """Return which models were trained, unless they were the datasets' own at full width."""
+    texts = dict.fromkeys(
+        _model(str(row.scale.get("model", "default")), row.scale.get("width", 1)) for row in rows
+    )
+    return "" if list(texts) == [_model("default", 1)] else f", model: {' and '.join(texts)}"
+
+
+def _model(name: str, width: float) -> str:
+    of_width = "" if width == 1 else f" at {width:g} of its width"
+    kind = "perceptron with a hidden layer of 64" if name == "mlp" else "the dataset's own"
+    return f"{kind}{of_width}"
 
 
 def _plural(count: str) -> str:

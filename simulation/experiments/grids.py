@@ -138,7 +138,8 @@ def _methods(
     for places in _places(options, alphas):
         for method in chosen:
             needs_head = find_method(str(METHODS[method]["strategy"])).needs_head
-            if needs_head and not _has_encoder(str(places["dataset"])):
+            dataset, model = str(places["dataset"]), options.extra.get("model")
+            if needs_head and not _has_encoder(dataset, str(model)):
                 continue
             yield options.cell(
                 {"method": method, **places, **(labels or {})},
@@ -147,9 +148,9 @@ def _methods(
 
 
 @lru_cache
-def _has_encoder(dataset: str) -> bool:
+def _has_encoder(dataset: str, kind: str) -> bool:
     if dataset in DATASETS:
-        return dataset not in _WITHOUT_ENCODER
+        return kind == "mlp" or dataset not in _WITHOUT_ENCODER
     from task.tasks import find_task  # not at the top: it loads torch
 
     model = find_task(dataset).make_model(0)

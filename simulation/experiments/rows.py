@@ -296,6 +296,9 @@ def _scale(cell: Cell) -> dict[str, Any]:
         "lr": settings.lr,
         "batch_size": settings.batch_size,
         "step": settings.step,
+        # Left out at their defaults, as rows of earlier versions do.
+        **({"model": settings.model} if settings.model != "default" else {}),
+        **({"width": settings.model_width} if settings.model_width != 1 else {}),
         # Rows without it are of an earlier version, whose compiled step rounded differently.
         **({"compiled": "epochs"} if settings.step == "compiled" else {}),
     }

@@ -20,7 +20,7 @@ from support.engines import (
 pytestmark = pytest.mark.engine
 
 
-@pytest.mark.parametrize("strategy", ["fedpsa", "ca2fl"])
+@pytest.mark.parametrize("strategy", ["fedpsa", "ca2fl", "midpoint"])
 def test_a_run_that_is_killed_again_and_again_ends_in_the_same_bits(tmp_path, strategy):
     rounds = {**ROUNDS, "strategy": strategy}
     whole = run_locally(config(tmp_path, "whole", **rounds), workers=0, stream=False)

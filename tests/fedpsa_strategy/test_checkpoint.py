@@ -8,7 +8,17 @@ from flwr.app import Array, ArrayRecord
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedpsa_strategy import CA2FL, FedAsync, FedAvg, FedBuff, FedFa, FedPAC, FedPSA, UniformLatency
+from fedpsa_strategy import (
+    CA2FL,
+    FedAsync,
+    FedAvg,
+    FedBuff,
+    FedFa,
+    FedPAC,
+    FedPSA,
+    Midpoint,
+    UniformLatency,
+)
 from fedpsa_strategy.server.checkpoint import (
     Checkpointer,
     CheckpointError,
@@ -30,6 +40,7 @@ METHODS = {
     "fedasync": FedAsync,
     "fedfa": lambda **kw: FedFa(buffer_size=3, **kw),
     "ca2fl": lambda **kw: CA2FL(buffer_size=3, **kw),
+    "midpoint": lambda **kw: Midpoint(buffer_size=3, momentum=0.5, memory="half", **kw),
     "fedavg": FedAvg,
     "fedpac": lambda **kw: FedPAC(head_keys=["head"], num_classes=2, num_features=1, **kw),
 }

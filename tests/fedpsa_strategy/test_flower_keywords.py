@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, MessageType, MetricRecord, RecordDict
 
-from fedpsa_strategy import CA2FL, FedAsync, FedAvg, FedBuff, FedFa, FedPSA
+from fedpsa_strategy import CA2FL, FedAsync, FedAvg, FedBuff, FedFa, FedPSA, Midpoint
 from fedpsa_strategy.server.options import Evaluation
 from fedpsa_strategy.server.strategy import AsyncStrategy
 from support.grids import ScriptedGrid, update
@@ -23,13 +23,18 @@ def accuracy_of(message, grid):
     return RecordDict({"metrics": MetricRecord(metrics)})
 
 
-@pytest.mark.parametrize("strategy", [CA2FL, FedAsync, FedAvg, FedBuff, FedFa, FedPSA])
+@pytest.mark.parametrize("strategy", [CA2FL, FedAsync, FedAvg, FedBuff, FedFa, FedPSA, Midpoint])
 def test_every_keyword_of_flowers_fedavg_is_taken(strategy):
     theirs = {
         name: item.default for name, item in parameters(flwr.serverapp.strategy.FedAvg).items()
     }
     assert {"fraction_train", "min_available_nodes", "weighted_by_key"} <= theirs.keys()
-    needs = {FedPSA: {"sketch_fn": lambda arrays: [1.0]}, CA2FL: {"num_clients": 4}}
+    all_of_them = {"num_clients": 4}
+    needs = {
+        FedPSA: {"sketch_fn": lambda arrays: [1.0]},
+        CA2FL: all_of_them,
+        Midpoint: all_of_them,
+    }
     made = strategy(**theirs, **needs.get(strategy, {}))
     for name, value in theirs.items():
         assert getattr(made.flower, name) == value

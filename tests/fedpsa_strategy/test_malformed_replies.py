@@ -20,6 +20,7 @@ from fedpsa_strategy import (
     FedBuff,
     FedFa,
     FedPSA,
+    Midpoint,
     UniformLatency,
     VirtualClock,
 )
@@ -260,6 +261,7 @@ METHODS = {
     "fedasync": lambda **kw: FedAsync(**kw),
     "fedfa": lambda **kw: FedFa(**kw),
     "ca2fl": lambda **kw: CA2FL(**({"num_clients": HONEST + HOSTILE} | kw), buffer_size=3),
+    "midpoint": lambda **kw: Midpoint(**({"num_clients": HONEST + HOSTILE} | kw), buffer_size=3),
 }
 WHOLE = ("fedpsa", "fedbuff", "fedavg")  # weights sum to one: the model is the version's number
 

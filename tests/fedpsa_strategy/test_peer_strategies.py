@@ -16,6 +16,7 @@ from fedpsa_strategy import (
     FedBuff,
     FedFa,
     FedPAC,
+    Midpoint,
     UniformLatency,
 )
 from fedpsa_strategy.errors import NotRunningError
@@ -81,9 +82,10 @@ def test_a_round_ends_also_when_its_last_reply_never_comes():
         FedBuff,
         FedFa,
         CA2FL,
+        Midpoint,
         lambda **kwargs: FedPAC(head_keys=["head"], num_classes=2, num_features=1, **kwargs),
     ],
-    ids=["fedavg", "fedasync", "fedbuff", "fedfa", "ca2fl", "fedpac"],
+    ids=["fedavg", "fedasync", "fedbuff", "fedfa", "ca2fl", "midpoint", "fedpac"],
 )
 def test_every_method_is_deterministic_whatever_the_order_of_arrival(make):
     def behaviour(message):
@@ -187,10 +189,11 @@ def test_fedasync_tells_its_clients_the_proximal_weight():
     assert all(config["proximal"] == 0.25 for config in configs)
 
 
-def test_ca2fl_keeps_its_memory_in_a_file_when_asked_to(tmp_path):
+@pytest.mark.parametrize("method", [CA2FL, Midpoint])
+def test_the_memory_of_clients_is_in_a_file_when_asked_for(tmp_path, method):
     def go(**kwargs):
         grid = ScriptedGrid(4, lambda m: update([m.content["config"]["seed"] % 13, 1.0]))
-        strategy = CA2FL(buffer_size=2, max_in_flight=2, **virtual(4), **kwargs)
+        strategy = method(buffer_size=2, max_in_flight=2, **virtual(4), **kwargs)
         return run(strategy, grid, num_versions=6).arrays["w"].data
 
     assert go() == go(memory_path=tmp_path / "memory.bin")

@@ -8,7 +8,8 @@ import pytest
 
 from fedpsa_strategy.methods.base import Given, blocks, effective_number, weighted_step
 from fedpsa_strategy.methods.fedbuff import FedBuffMethod
-from fedpsa_strategy.methods.fedpsa import FedPSAMethod, Thermometer, cosine, softmax
+from fedpsa_strategy.methods.fedpsa import FedPSAMethod, cosine, softmax
+from fedpsa_strategy.methods.thermometer import Thermometer
 from support.updates import ZERO, make_update
 
 

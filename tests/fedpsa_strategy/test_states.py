@@ -20,6 +20,7 @@ from fedpsa_strategy import (
     FedFa,
     FedPAC,
     FedPSA,
+    Midpoint,
     Probe,
     UniformLatency,
     fedpsa_mod,
@@ -38,6 +39,7 @@ METHODS = {
     "fedpsa": None,
     "fedbuff": FedBuff,
     "ca2fl": CA2FL,
+    "midpoint": Midpoint,
     "fedasync": FedAsync,
     "fedfa": FedFa,
     "fedavg": FedAvg,
@@ -206,6 +208,7 @@ def test_resnet18_learns_for_a_few_versions():
         # τ = 0, 0: equal weights whatever the server's rate.
         (lambda **kw: FedBuff(buffer_size=2, server_lr=3.0, **kw), [2.0, 6.0], [4.0]),
         (lambda **kw: CA2FL(buffer_size=2, **kw), [2.0, 6.0], [4.0]),
+        (lambda **kw: Midpoint(buffer_size=2, **kw), [2.0, 6.0], [4.0]),
         # α_t = ½ for fresh uploads: 10 -> 6 -> 6.
         (
             lambda **kw: FedAsync(mixing=0.5, staleness="constant", **kw),
@@ -215,7 +218,7 @@ def test_resnet18_learns_for_a_few_versions():
         # A window of two: nothing, (2 + 6) / 2, (6 + 20) / 2.
         (lambda **kw: FedFa(buffer_size=2, **kw), [2.0, 6.0, 20.0], [4.0, 13.0]),
     ],
-    ids=["fedbuff", "ca2fl", "fedasync", "fedfa"],
+    ids=["fedbuff", "ca2fl", "midpoint", "fedasync", "fedfa"],
 )
 def test_whose_states_a_version_takes(make_rule, means, expected):
     values = iter(means)
@@ -310,7 +313,7 @@ def flat(arrays):
     return {key: array.numpy() for key, array in arrays.items()}
 
 
-@pytest.mark.parametrize("method", ["fedbuff", "ca2fl", "fedasync", "fedfa", "fedavg"])
+@pytest.mark.parametrize("method", ["fedbuff", "ca2fl", "midpoint", "fedasync", "fedfa", "fedavg"])
 def test_methods_without_a_sketch_need_nothing_at_the_client(method):
     def go(mods):
         strategy = make_strategy(method, Normed1d, max_in_flight=2, **virtual(4))
