@@ -23,7 +23,6 @@ from fedpsa_strategy.server.stop import STOP_REQUESTED
 from fedpsa_strategy.watch.curve import draw_curve
 from fedpsa_strategy.watch.event_log import EventLog, complete_size, read_events
 from fedpsa_strategy.watch.status_line import StatusLine
-from fedpsa_strategy.watch.tensorboard import TensorBoardLog
 from fedpsa_strategy.wire.layout import Layout
 from server_app.build import build_experiment, make_task
 from server_app.method_settings import SettingsError
@@ -34,6 +33,7 @@ from server_app.run_dir import CURVE, RunDir, RunDirError, model_sha256
 from server_app.settings import Settings
 from server_app.stopping import StopSignals
 from server_app.task_defaults import resolve
+from server_app.trackers import open_trackers
 from task.hardware import set_threads
 
 log = logging.getLogger("flwr")
@@ -120,9 +120,9 @@ def _run(
         with ExitStack() as stack:
             event_log = stack.enter_context(EventLog(run_dir.events_path, keep))
             strategy.listeners.insert(0, event_log)
-            if settings.tensorboard:
-                board = TensorBoardLog(run_dir.path / "tensorboard")
-                strategy.listeners.append(stack.enter_context(board))
+            for tracker in open_trackers(settings, run_dir.path):
+                stack.enter_context(tracker)
+                strategy.listeners.append(tracker)
             # On the Ray engine no signal reaches this thread; a file does on every engine.
             requested = (run_dir.path / "stop-requested").exists
             strategy.limits = replace(

@@ -44,6 +44,9 @@ MAY_CHANGE = {
     "cache-dir",
     "status-interval",
     "tensorboard",
+    "mlflow",
+    "wandb",
+    "prometheus",
 }
 # Datasets whose own model has an encoder before its head.
 _WITH_ENCODER = ("digits", "mnist", "cifar10", "cifar100")
@@ -286,11 +289,37 @@ class Settings(_MethodSettings):
     )
     data_dir: str = setting("", "where dataset files are; empty: the user's cache folder")
     cache_dir: str = setting("", "where prepared arrays are kept; empty: the user's cache folder")
+
+    # Watching
+    status_interval: float = setting(3.0, "seconds between status lines", above=0)
     tensorboard: bool = setting(
         False,
         "also write TensorBoard events to run-dir/tensorboard (pip install tensorboard)",
     )
-    status_interval: float = setting(3.0, "seconds between status lines", above=0)
+    mlflow: str = setting(
+        "",
+        "tracking URI of an MLflow that gets the run's numbers, such as http://127.0.0.1:5000 or "
+        "sqlite:////home/me/mlflow.db (pip install mlflow-skinny); empty: none",
+        form=(
+            r"(https?://\S+|[a-z]+(\+[a-z0-9]+)?:///?/\S+|databricks\S*)?",
+            "a tracking URI with an absolute path, such as sqlite:////home/me/mlflow.db",
+        ),
+    )
+    wandb: str = setting(
+        "",
+        "Weights & Biases project that gets the run's numbers; WANDB_MODE=offline keeps them here "
+        "(pip install wandb); empty: none",
+        form=(r"[\w .-]{0,128}", "the name of a project"),
+    )
+    prometheus: str = setting(
+        "",
+        "address where Prometheus can scrape the run's numbers, such as 127.0.0.1:9464 "
+        "(pip install prometheus-client); empty: none",
+        form=(
+            r"((\[[0-9A-Fa-f:.]+\]|[\w.-]+):\d{1,5})?",
+            "host and port, such as 127.0.0.1:9464",
+        ),
+    )
 
     @classmethod
     def from_run_config(cls, run_config: Mapping[str, Any]) -> Settings:

@@ -36,6 +36,7 @@ _GROUPS = {
     "dp_noise_multiplier": "Privacy",
     "checkpoint_versions": "Checkpoints",
     "run_dir": "Places",
+    "status_interval": "Watching",
 }
 _PYPROJECT = "pyproject.toml"
 _TABLE = "[tool.flwr.app.config]\n"

@@ -86,7 +86,16 @@ def test_the_strategies_need_no_torch():
 @pytest.mark.parametrize("module", ["fedpsa_strategy", "fedpsa_strategy.watch"])
 def test_the_library_imports_nothing_of_its_extras(module):
     loaded = loaded_modules(f"import {module}") - loaded_modules("import flwr.serverapp")
-    for name in ("starlette", "uvicorn", "matplotlib", "tensorboard", "torch", "rich"):
+    for name in (
+        "starlette",
+        "uvicorn",
+        "matplotlib",
+        "tensorboard",
+        "mlflow",
+        "wandb",
+        "torch",
+        "rich",
+    ):
         assert name not in loaded, name
 
 

@@ -18,6 +18,8 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[1]
 LIBRARY = ROOT / "fedpsa_strategy"
 APP = ["fedpsa_strategy", "server_app", "client_app", "task", "simulation"]
+TRACKERS = ["tensorboard", "mlflow", "wandb", "prometheus"]
+EXTRAS = [*TRACKERS, "dp"]
 OURS = {*APP, "benchmarks", "jobs", "support"}
 DISTRIBUTIONS = importlib.metadata.packages_distributions()
 
@@ -80,7 +82,7 @@ def undeclared(found, allowed):
 def test_the_app_declares_what_it_imports(package):
     found = imports(ROOT / package)
     assert found
-    assert not undeclared(found, declared(ROOT))
+    assert not undeclared(found, declared(ROOT, *EXTRAS))
 
 
 def test_benchmarks_and_tests_declare_what_they_import():
@@ -97,14 +99,15 @@ def test_the_image_has_what_its_jobs_import():
 
 
 def test_the_library_declares_what_it_imports():
-    """The core by itself; what torch, the live page and TensorBoard need as extras."""
-    rooms = {"probe": ["torch"], "client": ["torch"], "watch": ["torch", "watch", "tensorboard"]}
+    """The core by itself; what torch, the live page and trackers need as extras."""
+    rooms = {"probe": ["torch"], "client": ["torch"], "server": ["dp"]}
+    rooms["watch"] = ["torch", "watch", *TRACKERS]
     for path in LIBRARY.iterdir():
         if path.is_dir() and path.name != "__pycache__":
             found = imports(path)
             assert not undeclared(found, declared(LIBRARY, *rooms.get(path.name, []))), path
-    assert not undeclared(imports(LIBRARY), declared(LIBRARY, "torch", "watch", "tensorboard"))
     assert declared(LIBRARY) == {"click", "flwr", "numpy", "protobuf"}
+    assert not undeclared(imports(LIBRARY), declared(LIBRARY, "torch", "watch", *EXTRAS))
 
 
 def test_the_library_pins_nothing_and_the_app_has_all_that_the_library_needs():
@@ -115,7 +118,7 @@ def test_the_library_pins_nothing_and_the_app_has_all_that_the_library_needs():
     for text in texts:
         operators = {specifier.operator for specifier in Requirement(text).specifier}
         assert operators <= {">="}, text
-    app = declared(ROOT, "tensorboard")
+    app = declared(ROOT, *EXTRAS)
     assert names(texts) <= app
 
 

@@ -1,16 +1,15 @@
-"""A run's scalars for TensorBoard, which is an optional package."""
+"""A run's numbers for TensorBoard, which is an optional package."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from fedpsa_strategy.server.events import Aggregated, Evaluated, Event, RunStarted, Uploaded
-
-_RATE_INTERVAL = 5.0  # real seconds over which uploads are counted
+from fedpsa_strategy.server.events import Event, RunStarted
+from fedpsa_strategy.watch.scalars import Scalars
 
 
 class TensorBoardLog:
@@ -39,27 +38,19 @@ class TensorBoardLog:
             ) from error
         self._open: Callable[..., Any] = SummaryWriter
         self._path = path
-        self._monotonic = monotonic
+        self._scalars = Scalars(monotonic)
         self._writer: Any = None
-        self._uploads = 0
-        self._since = monotonic()
 
     def __call__(self, event: Event) -> None:
         """Write what the event says."""
-        match event:
-            case RunStarted():
-                self._since, self._uploads = self._monotonic(), 0
-                if event.version > 0:  # resumed: hides what an interrupted run wrote beyond this
-                    self.close()
-                    self._writer = self._open(self._path, purge_step=round(event.time) + 1)
-            case Uploaded():
-                self._add(event, "upload", {"staleness": event.staleness})
-                self._add(event, "upload", event.report, "kappa", "temperature")
-                self._count(event)
-            case Aggregated():
-                self._add(event, "version", event.report, "effective_number")
-            case Evaluated():
-                self._add(event, f"evaluate-{event.where}", event.metrics, "accuracy", "loss")
+        if isinstance(event, RunStarted) and event.version > 0:
+            # Resumed: hides what an interrupted run wrote beyond this.
+            self.close()
+            self._writer = self._open(self._path, purge_step=round(event.time) + 1)
+        for name, value in self._scalars(event).items():
+            if self._writer is None:
+                self._writer = self._open(self._path)
+            self._writer.add_scalar(name, value, round(event.time))
 
     def close(self) -> None:
         """Write out what is pending."""
@@ -77,17 +68,3 @@ class TensorBoardLog:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
-
-    def _count(self, event: Event) -> None:
-        self._uploads += 1
-        seconds = self._monotonic() - self._since
-        if seconds >= _RATE_INTERVAL:
-            self._add(event, "speed", {"uploads_per_second": self._uploads / seconds})
-            self._since, self._uploads = self._monotonic(), 0
-
-    def _add(self, event: Event, group: str, values: Mapping[str, Any], *names: str) -> None:
-        if self._writer is None:
-            self._writer = self._open(self._path)
-        for name in names or values:
-            if isinstance(value := values.get(name), int | float):
-                self._writer.add_scalar(f"{group}/{name}", value, round(event.time))

@@ -4,7 +4,10 @@ import json
 import logging
 import re
 import sys
+import urllib.request
 from pathlib import Path
+
+import pytest
 
 OF_RAY = ("The current node timed out during startup",)
 DOCS = Path(__file__).parents[2] / "docs"
@@ -17,6 +20,39 @@ def code_blocks(name, language):
 def test_one_line_examples_work():
     for block in code_blocks("METHODS.md", "python"):
         exec(block, {})
+
+
+def test_the_example_of_a_listener_tells():
+    from fedpsa_strategy.server.events import Rejected
+
+    (code,) = code_blocks("WATCHING.md", "python")
+    names = {}
+    exec(code, names)
+    told = []
+    listen = names["TooManyRejections"](told.append)
+    for client in (1, 2, 2, 1, 2, 2):
+        reason = f"client {client} is broken"
+        listen(
+            Rejected(time=0.0, sequence=0, client=client, node_id=client, version=0, reason=reason)
+        )
+    assert told == ["client 2: client 2 is broken"]
+    assert isinstance(names["strategy"].listeners[0], names["TooManyRejections"])
+
+
+def test_the_metrics_page_names_what_is_exported():
+    pytest.importorskip("prometheus_client")
+    from fedpsa_strategy.watch.prometheus import PrometheusMetrics
+
+    with PrometheusMetrics("127.0.0.1:0") as metrics:
+        address = f"http://127.0.0.1:{metrics.port}/metrics"
+        with urllib.request.urlopen(address) as answer:
+            exported = set(
+                re.findall(r"^# TYPE (fedpsa_\w+)", answer.read().decode(), re.MULTILINE)
+            )
+    exported = {name for name in exported if not name.endswith("_created")}
+    page = (DOCS / "WATCHING.md").read_text()
+    assert set(re.findall(r"`(fedpsa_(?!strategy)\w+)", page)) - exported == set()
+    assert exported - set(re.findall(r"fedpsa_\w+", page)) == set()
 
 
 def test_the_settings_page_is_current():

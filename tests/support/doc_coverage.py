@@ -28,6 +28,13 @@ HERE = (
     '.venv/bin/pip install -e ".[dp]"',
     ".venv/bin/python -m simulation run --engine local --set strategy=fedbuff --set buffer-size=20"
     " --set dp-clip=0.5 --set dp-noise-multiplier=2 --set dp-max-participations=10",
+    '.venv/bin/pip install -e ".[mlflow]"',
+    '.venv/bin/python -m simulation run --engine local --set "mlflow=sqlite:///$PWD/mlflow.db"'
+    " --set virtual-days=0.05",
+    '.venv/bin/pip install -e ".[wandb]"',
+    "WANDB_MODE=offline .venv/bin/python -m simulation run --engine local --set wandb=my-project"
+    " --set virtual-days=0.05",
+    '.venv/bin/pip install -e ".[prometheus]"',
     ".venv/bin/python -m simulation list",
     ".venv/bin/python -m simulation list --datasets cifar10 --seeds 0 --days 1 --jobs 8",
 )

@@ -1,0 +1,223 @@
+"""A run's numbers for Prometheus, whose client is an optional package."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import deque
+from collections.abc import Callable
+from statistics import fmean
+from types import TracebackType
+
+from fedpsa_strategy.server.events import (
+    Aggregated,
+    Dispatched,
+    Evaluated,
+    Event,
+    NodeJoined,
+    NodeLeft,
+    Quarantined,
+    Rejected,
+    RunEnded,
+    RunStarted,
+    Uploaded,
+)
+from fedpsa_strategy.watch.run_state import finite
+
+_REASONS, _REASON_LENGTH = 30, 120  # different reasons, each a time series for as long as it runs
+_RECENT = 50  # updates that a recent mean covers
+_STALENESS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256)
+_KAPPA = (-0.5, 0.0, 0.25, 0.5, 0.75, 0.9, 0.95, 0.98, 0.99, 1.0)
+_SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3000)
+
+
+class PrometheusMetrics:
+    """Listener that serves metrics for Prometheus to scrape, until its `with` block ends.
+
+    Counters begin at 0 when the process starts, also where a run is resumed; `fedpsa_version`
+    tells where the run stands.
+
+    Parameters
+    ----------
+    address : str
+        Where to serve, such as `127.0.0.1:9464`, `[::1]:9464` or `0.0.0.0:9464`. Whoever reaches
+        it can read the metrics.
+    run, strategy, data : str (default: "")
+        What `fedpsa_run_info` says.
+    wall : Callable[[], float] (default: time.time)
+        Real time.
+
+    Attributes
+    ----------
+    port : int
+        Where it listens; with port 0 a free one.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        If the client of Prometheus is not installed.
+    ConnectionError
+        If it cannot listen at the address.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        run: str = "",
+        strategy: str = "",
+        data: str = "",
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        try:
+            from prometheus_client import (
+                CollectorRegistry,
+                Counter,
+                Gauge,
+                Histogram,
+                start_http_server,
+            )
+        except ImportError as error:
+            raise ModuleNotFoundError(
+                f"the client of Prometheus cannot be imported ({error}); install it with: "
+                "pip install prometheus-client"
+            ) from error
+        host, _, port = address.rpartition(":")
+        self._wall = wall
+        self._online: set[int] = set()
+        self._busy: set[int] = set()
+        self._reasons: set[str] = set()
+
+        # A registry of its own: the metrics of a process that holds several runs do not mix.
+        own = CollectorRegistry()
+        info = Gauge("fedpsa_run_info", "What runs", ("run", "strategy", "data"), registry=own)
+        info.labels(run, strategy, data).set(1)
+        self._uploads = Counter("fedpsa_uploads", "Accepted updates", registry=own)
+        self._rejected = Counter("fedpsa_rejected", "Refused replies", ["reason"], registry=own)
+        self._quarantines = Counter(
+            "fedpsa_quarantines", "Nodes left out for a while", registry=own
+        )
+        self._received = Counter("fedpsa_received_bytes", "Updates received", registry=own)
+        self._sent = Counter("fedpsa_sent_bytes", "Models sent", registry=own)
+        self._version = Gauge("fedpsa_version", "Version of the global model", registry=own)
+        self._running = Gauge("fedpsa_running", "1 while the run goes on", registry=own)
+        self._begun = Gauge(
+            "fedpsa_start_timestamp_seconds", "When this process took up the run", registry=own
+        )
+        self._last_upload = Gauge(
+            "fedpsa_last_upload_timestamp_seconds", "When the last update came", registry=own
+        )
+        self._nodes = Gauge("fedpsa_nodes", "Nodes that take part", registry=own)
+        self._busy_nodes = Gauge("fedpsa_busy_nodes", "Nodes that have a task", registry=own)
+        self._staleness = Histogram(
+            "fedpsa_staleness", "Versions behind, of updates", buckets=_STALENESS, registry=own
+        )
+        self._kappa = Histogram(
+            "fedpsa_kappa", "Cosine of the sketches of client and server, of updates",
+            buckets=_KAPPA, registry=own,
+        )  # fmt: skip
+        # A histogram with negative values has no sum, from which the mean could be taken.
+        self._mean_kappa = Gauge("fedpsa_kappa_mean", "Mean of the last updates", registry=own)
+        self._mean_kappa.set(float("nan"))
+        self._last_kappas: deque[float] = deque(maxlen=_RECENT)
+        self._temperature = Gauge(
+            "fedpsa_temperature", "Temperature of the weights; NaN before there is one",
+            registry=own,
+        )  # fmt: skip
+        self._temperature.set(float("nan"))
+        self._effective = Gauge(
+            "fedpsa_effective_number", "Updates that count in the last buffer", registry=own
+        )
+        self._seconds = Histogram(
+            "fedpsa_client_seconds", "Seconds that clients spent on an update",
+            ["part"], buckets=_SECONDS, registry=own,
+        )  # fmt: skip
+        self._metrics = Gauge(
+            "fedpsa_evaluation", "Newest evaluation", ["where", "metric"], registry=own
+        )
+        try:
+            self._server, self._thread = start_http_server(
+                int(port), addr=host.strip("[]"), registry=own
+            )
+        except (OSError, OverflowError, ValueError) as error:
+            raise ConnectionError(
+                f"prometheus = {address!r}: cannot listen there ({error}); choose another port"
+            ) from error
+        self.port = int(self._server.server_port)
+
+    def __call__(self, event: Event) -> None:
+        """Take note of an event."""
+        match event:
+            case RunStarted():
+                self._running.set(1)
+                self._begun.set(self._wall())
+                self._version.set(event.version)
+            case RunEnded():
+                self._running.set(0)
+                self._busy.clear()
+            case NodeJoined():
+                self._online.add(event.client)
+            case NodeLeft():
+                self._online.discard(event.client)
+                self._busy.discard(event.client)
+            case Dispatched():
+                self._busy.add(event.client)
+                self._sent.inc(event.num_bytes)
+            case Uploaded():
+                self._take_upload(event)
+            case Rejected():
+                self._busy.discard(event.client)
+                self._rejected.labels(self._bounded(event.reason)).inc()
+            case Quarantined():
+                self._quarantines.inc()
+            case Aggregated():
+                self._version.set(event.version)
+                if (number := finite(event.report.get("effective_number"))) is not None:
+                    self._effective.set(number)
+            case Evaluated():
+                for name in ("accuracy", "loss"):
+                    if (value := finite(event.metrics.get(name))) is not None:
+                        self._metrics.labels(event.where, name).set(value)
+        self._nodes.set(len(self._online))
+        self._busy_nodes.set(len(self._busy))
+
+    def _take_upload(self, event: Uploaded) -> None:
+        self._busy.discard(event.client)
+        self._uploads.inc()
+        self._received.inc(event.num_bytes)
+        self._last_upload.set(self._wall())
+        self._staleness.observe(event.staleness)
+        if (kappa := finite(event.report.get("kappa"))) is not None:
+            self._kappa.observe(kappa)
+            self._last_kappas.append(kappa)
+            self._mean_kappa.set(fmean(self._last_kappas))
+        if (temperature := finite(event.report.get("temperature"))) is not None:
+            self._temperature.set(temperature)
+        for part in ("train", "sensitivity"):
+            if (seconds := finite(event.metrics.get(f"{part}-seconds"))) is not None:
+                self._seconds.labels(part).observe(seconds)
+
+    def _bounded(self, reason: str) -> str:
+        """Return a reason as a label: without its numbers, and one of not too many."""
+        label = re.sub(r"[-+]?\d[\d.,]*(e[-+]?\d+)?", "N", reason)[:_REASON_LENGTH]
+        if label not in self._reasons and len(self._reasons) >= _REASONS:
+            return "other reasons"
+        self._reasons.add(label)
+        return label
+
+    def close(self) -> None:
+        """Serve no longer."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def __enter__(self) -> PrometheusMetrics:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
