@@ -17,6 +17,7 @@ from fedpsa_strategy.client.reply import make_reply
 from fedpsa_strategy.methods.registry import find_method
 from fedpsa_strategy.probe.probe import LossFn
 from fedpsa_strategy.probe.state_dicts import load_values, parameter_views, read_arrays
+from fedpsa_strategy.seeds import model_seed
 from task.hardware import resolve_device, set_threads
 from task.own_checks import check_own_task
 from task.tasks import DatasetTask, LearningTask, as_shard, find_task
@@ -35,7 +36,7 @@ def train(message: Message, context: Context) -> Message:
     shard = as_shard(task.train_data(context.node_config), "train_data")
     device = resolve_device(_get(run, "device", str))
     before = read_arrays(cast(ArrayRecord, message.content["arrays"]))
-    model = _loaded_model(task, before, device)
+    model = _loaded_model(task, before, run, device)
     loss_fn = _loss_fn(task)
     if loss_fn is not None:
         check_own_task(model, shard, loss_fn, "train_data")
@@ -88,7 +89,7 @@ def evaluate(message: Message, context: Context) -> Message:
     shard = as_shard(task.train_data(context.node_config), "train_data")
     device = resolve_device(_get(context.run_config, "device", str))
     arrays = read_arrays(cast(ArrayRecord, message.content["arrays"]))
-    model = _loaded_model(task, arrays, device)
+    model = _loaded_model(task, arrays, context.run_config, device)
     loss_fn = _loss_fn(task)
     if loss_fn is not None:
         check_own_task(model, shard, loss_fn, "train_data")
@@ -133,18 +134,24 @@ def node_task(context: Context) -> LearningTask:
 
 
 def _loaded_model(
-    task: LearningTask, values: dict[str, NDArray[Any]], device: torch.device
+    task: LearningTask, values: dict[str, NDArray[Any]], run: Any, device: torch.device
 ) -> nn.Module:
     """Return the model with these values on this node's device."""
-    model, views = _workspace(cast(Any, task), device)  # a protocol does not promise a hash
+    seed = model_seed(_get(run, "seed", int))
+    model, views = _workspace(cast(Any, task), seed, device)  # a protocol does not promise a hash
     load_values(model, views, values)
     return model
 
 
 @lru_cache(maxsize=1)
-def _workspace(task: Any, device: torch.device) -> tuple[nn.Module, dict[str, NDArray[Any]]]:
-    """Return a model whose values do not matter, for all tasks of a long-lived worker."""
-    model: nn.Module = task.make_model(seed=0).to(device)
+def _workspace(
+    task: Any, seed: int, device: torch.device
+) -> tuple[nn.Module, dict[str, NDArray[Any]]]:
+    """Return the first model, for all tasks of a long-lived worker.
+
+    Messages bring all of its values but those of frozen parameters, which are the server's own.
+    """
+    model: nn.Module = task.make_model(seed=seed).to(device)
     return model, parameter_views(model)
 
 

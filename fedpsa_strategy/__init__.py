@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from fedpsa_strategy.probe.probe import Probe
     from fedpsa_strategy.probe.sensitivity import sensitivity
     from fedpsa_strategy.probe.sketch import Sketch
+    from fedpsa_strategy.probe.state_dicts import arrays_of, load_arrays
     from fedpsa_strategy.server.callbacks import Callback, DifferentialPrivacy, NormGuard
     from fedpsa_strategy.server.clock import (
         ConstantLatency,
@@ -38,6 +39,7 @@ _PLACES = {
     "probe.probe": ("Probe",),
     "probe.sensitivity": ("sensitivity",),
     "probe.sketch": ("Sketch",),
+    "probe.state_dicts": ("arrays_of", "load_arrays"),
     "server.callbacks": ("Callback", "DifferentialPrivacy", "NormGuard"),
     "server.clock": (
         "ConstantLatency",
@@ -83,7 +85,9 @@ __all__ = [
     "Update",
     "VirtualClock",
     "WallClock",
+    "arrays_of",
     "fedpsa_mod",
+    "load_arrays",
     "make_reply",
     "sensitivity",
     "setting",

@@ -27,6 +27,11 @@ def derive(seed: int, purpose: str, *counters: int) -> int:
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
 
+def model_seed(seed: int) -> int:
+    """Return the seed of the first model, for generators that take 32 bits."""
+    return derive(seed, "model") % 2**32
+
+
 def uniform(seed: int, purpose: str, *counters: int) -> float:
     """Return a float in [0, 1) with 53 random bits, derived like `derive`."""
     return (derive(seed, purpose, *counters) >> 10) / 2**53

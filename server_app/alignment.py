@@ -18,6 +18,7 @@ import torch
 from flwr.app import ArrayRecord, MetricRecord
 from torch import Tensor, nn
 
+from fedpsa_strategy.probe.state_dicts import load_arrays
 from fedpsa_strategy.server.callbacks import Callback
 from fedpsa_strategy.server.run_state import RunState, Task
 from fedpsa_strategy.wire.replies import TrainReply
@@ -81,7 +82,7 @@ def _gradient_fn(
     """Return the gradient of the mean loss with respect to all trainable parameters, flat."""
 
     def gradient(arrays: ArrayRecord) -> Tensor:
-        model.load_state_dict(arrays.to_torch_state_dict())
+        load_arrays(model, arrays)
         parameters = [item for item in model.parameters() if item.requires_grad]
         device = parameters[0].device
         training = model.training

@@ -23,11 +23,13 @@ from fedpsa_strategy import (
     UniformLatency,
     VirtualClock,
     WallClock,
+    arrays_of,
+    load_arrays,
 )
 from fedpsa_strategy.methods.base import Sketched
 from fedpsa_strategy.methods.fedpac import FedPACMethod
 from fedpsa_strategy.probe.sensitivity import num_trainable
-from fedpsa_strategy.seeds import derive
+from fedpsa_strategy.seeds import derive, model_seed
 from fedpsa_strategy.server.callbacks import NormGuard
 from fedpsa_strategy.server.clock import DAY, Clock, Latency
 from fedpsa_strategy.server.events import Listener
@@ -61,7 +63,7 @@ def build_experiment(settings: Settings, listeners: Sequence[Listener]) -> Exper
     """Return the experiment that the settings describe."""
     settings = resolve(settings)
     task = make_task(settings)
-    model = task.make_model(derive(settings.seed, "model") % 2**32)
+    model = task.make_model(model_seed(settings.seed))
     model.to(resolve_device(settings.device))
     if not isinstance(task, DatasetTask):
         check_own_task(model, as_shard(task.test_data(), "test_data"), task.loss, "test_data")
@@ -113,7 +115,7 @@ def build_experiment(settings: Settings, listeners: Sequence[Listener]) -> Exper
         )
     return Experiment(
         strategy=strategy,
-        initial_arrays=ArrayRecord(model.state_dict()),
+        initial_arrays=arrays_of(model),
         train_config=ConfigRecord(config),
         evaluate_fn=make_evaluate_fn(settings, task, model, strategy),
     )
@@ -226,7 +228,7 @@ def make_evaluate_fn(
     loss_fn = None if isinstance(task, DatasetTask) else task.loss
 
     def evaluate_arrays(version: int, arrays: ArrayRecord) -> MetricRecord:  # noqa: ARG001
-        model.load_state_dict(arrays.to_torch_state_dict())
+        load_arrays(model, arrays)
         loss, accuracy = evaluate(model, shard, device=device, loss_fn=loss_fn)
         metrics = MetricRecord({"loss": loss})
         if accuracy is not None:

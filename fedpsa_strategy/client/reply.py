@@ -8,24 +8,32 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedpsa_strategy.probe.probe import LossFn, Probe
-from fedpsa_strategy.probe.state_dicts import read_arrays
+from fedpsa_strategy.probe.probe import LossFn, Probe, ProbeError
+from fedpsa_strategy.probe.state_dicts import (
+    Part,
+    StateFn,
+    as_array,
+    fingerprint_of_rest,
+    part_of,
+    read_arrays,
+)
 from fedpsa_strategy.seeds import derive
 from fedpsa_strategy.wire.contract import (
+    BASE,
     CALIBRATION,
     DELTA,
     MARK,
     REPLY_ARRAYS,
     STATES,
     mark,
-    trainable_keys,
 )
 from fedpsa_strategy.wire.layout import write_array
 from fedpsa_strategy.wire.quantise import BITS, pack
+from fedpsa_strategy.wire.text import shown_names
 from fedpsa_strategy.wire.update_dtype import UPDATE_DTYPE_KEY, check_update_dtype, decode
 
 _HALVES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -40,6 +48,7 @@ def make_reply(
     context: Context | None = None,
     loss_fn: LossFn | None = None,
     before: Mapping[str, NDArray[Any]] | None = None,
+    state_fn: StateFn | None = None,
     arrays_key: str = "arrays",
     config_key: str = "config",
 ) -> Message:
@@ -47,7 +56,8 @@ def make_reply(
 
     It carries what the message asks for: Δ in some number format, and the sketch of the model that
     the server will reconstruct, which is w + Δ as it travels. A message that asks for nothing gets
-    the whole trained model, as Flower's own strategies expect it.
+    the trained values, as Flower's own strategies expect them. Either way the reply has the arrays
+    that the message has, which need not be all of the model.
 
     Parameters
     ----------
@@ -65,6 +75,8 @@ def make_reply(
         Per-sample loss for the sensitivity; None is cross-entropy.
     before : Mapping[str, NDArray[Any]] (default: None)
         w as arrays, from whoever has read the message already.
+    state_fn : Callable[[nn.Module], Mapping[str, Tensor]] (default: None)
+        Names the arrays that travel: see `arrays_of`; None is the state dict.
     arrays_key, config_key : str
         Keys of the records in the message.
     """
@@ -73,18 +85,19 @@ def make_reply(
     record = dict(metrics or {})
     if num_examples is not None:
         record["num-examples"] = num_examples
+    if before is None:
+        before = read_arrays(cast(ArrayRecord, message.content[arrays_key]))
+    part = part_of(model, before, state_fn)
     if wants_delta:
-        if before is None:
-            before = read_arrays(cast(ArrayRecord, message.content[arrays_key]))
-        records = _update_records(model, before, config, arrays_key, keep_sum=wants_sketch)
+        records = _update_records(part, before, config, arrays_key, keep_sum=wants_sketch)
         content = RecordDict({**records})
     else:
-        values = model.state_dict()
-        arrays = {key: write_array(value.numpy(force=True)) for key, value in values.items()}
-        content = RecordDict({arrays_key: _record(arrays)})
+        values = {key: _wire_values(item, before[key]) for key, item in part.tensors.items()}
+        content = RecordDict({arrays_key: _record(values)})
     seconds = None
     if wants_sketch:
         started = time.perf_counter()
+        _check_base(model, part, config)
         batch = _calibration(message, context, config)
         probe = Probe.from_config(config, arrays=batch, loss_fn=loss_fn)
         record["sketch"] = probe(model)
@@ -96,7 +109,7 @@ def make_reply(
 
 
 def _update_records(
-    model: nn.Module,
+    part: Part,
     before: Mapping[str, NDArray[Any]],
     config: ConfigRecord,
     arrays_key: str,
@@ -108,29 +121,63 @@ def _update_records(
     With `keep_sum` the model holds w + Δ as the server reads it afterwards.
     """
     update_dtype = check_update_dtype(config.get(UPDATE_DTYPE_KEY, "float32"))
-    after, trainable = model.state_dict(), set(trainable_keys(model))
-    values, states = {}, {}
+    values: dict[str, NDArray[Any]] = {}
     sent: dict[str, NDArray[Any]] = {}
+    states = {}
     with np.errstate(invalid="ignore", over="ignore"):  # what is not finite is for the server
-        for key, tensor in after.items():
-            array = tensor.numpy(force=True)  # on a CPU the very memory
-            if key in trainable:
-                values[key] = array
-                delta = np.asarray(array - before[key])
+        for key, tensor in part.tensors.items():
+            if key in part.trainable:
+                values[key] = as_array(tensor)
+                delta = _difference(tensor, values[key], before[key])
                 sent[key] = _rounded(delta, update_dtype, _rounding_seed(config, len(sent)))
             else:
-                states[key] = write_array(array)
+                states[key] = _wire_values(tensor, before[key])
         if keep_sum:
-            _set_to_sum(after, values, before, sent, update_dtype)
-    records = {arrays_key: _record({key: write_array(delta) for key, delta in sent.items()})}
+            _set_to_sum(part.tensors, values, before, sent, update_dtype)
+    records = {arrays_key: _record(sent)}
     return records | ({STATES: _record(states)} if states else {})
 
 
-def _record(arrays: Mapping[str, Array]) -> ArrayRecord:
+def _difference(tensor: Tensor, after: NDArray[Any], before: NDArray[Any]) -> NDArray[Any]:
+    """Return Δ in the number format of the message.
+
+    Where the model's own is narrower, training began from what was left of w in it.
+    """
+    if tensor.dtype == torch.bfloat16 or after.dtype != before.dtype:
+        start = torch.from_numpy(before.copy()).to(tensor.dtype)
+        delta = after.astype(before.dtype, copy=False) - as_array(start).astype(before.dtype)
+    else:
+        delta = after - before
+    return np.asarray(delta)
+
+
+def _wire_values(tensor: Tensor, before: NDArray[Any]) -> NDArray[Any]:
+    return as_array(tensor).astype(before.dtype, copy=False)
+
+
+def _record(arrays: Mapping[str, NDArray[Any]]) -> ArrayRecord:
     record = ArrayRecord()  # one that is made from a dict makes every array again
     for key, array in arrays.items():
-        record[key] = array
+        record[key] = write_array(array)
     return record
+
+
+def _check_base(model: nn.Module, part: Part, config: ConfigRecord) -> None:
+    """Refuse to sketch a model that is another one than the server's, or has more to train."""
+    trained = {id(p) for p in model.parameters() if p.requires_grad}
+    own = dict(model.named_parameters(remove_duplicate=False))
+    if alone := [name for name in part.rest if id(own.get(name)) in trained]:
+        raise ProbeError(
+            f"the client trains {alone}, which the server did not send and whose sketch it could "
+            "not make: freeze them (requires_grad_(False)), or let them travel"
+        )
+    if (expected := config.get(BASE)) and fingerprint_of_rest(model, part) != expected:
+        raise ProbeError(
+            f"the arrays of the model that do not travel, {shown_names(part.rest)}, are not the "
+            "server's, so that sketches could not be compared: load the same base model on both "
+            "sides. What training changes, such as BatchNorm's statistics, has to travel, or to be "
+            "in eval mode"
+        )
 
 
 def _rounding_seed(config: ConfigRecord, position: int) -> int:
@@ -155,14 +202,19 @@ def _set_to_sum(
     sent: Mapping[str, NDArray[Any]],
     update_dtype: str,
 ) -> None:
-    """Write w + Δ into the tensors of a model and their values, Δ being what the server reads."""
+    """Write w + Δ into the tensors of a model, Δ being what the server reads."""
     for key, delta in sent.items():
+        tensor, value = tensors[key], values[key]
         if update_dtype == "bfloat16" or update_dtype in BITS:
-            received, delta = delta, np.empty(values[key].shape, np.float32)
+            received, delta = delta, np.empty(value.shape, np.float32)
             decode(received.reshape(-1), update_dtype, delta.reshape(-1), key)
-        np.add(before[key], delta, out=values[key], casting="same_kind")
-        if tensors[key].device.type != "cpu":
-            tensors[key].copy_(torch.from_numpy(values[key]))
+        if value.dtype == before[key].dtype and tensor.dtype != torch.bfloat16:
+            total = np.add(before[key], delta, out=value, casting="same_kind")
+            if tensor.device.type == "cpu":
+                continue  # the very memory
+        else:
+            total = np.add(before[key], delta, dtype=before[key].dtype, casting="same_kind")
+        tensor.copy_(torch.from_numpy(np.asarray(total)))
 
 
 def _calibration(

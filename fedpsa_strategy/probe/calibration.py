@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from fedpsa_strategy.probe.sketch import Sketch, check_integer
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 # Philox streams of inputs and targets: apart from each other and from those of a sketch, so that
@@ -116,13 +117,17 @@ class Calibration:
             )
         return batch
 
-    def tensors(self, device: str = "cpu") -> tuple[Tensor, Tensor]:
+    def tensors(
+        self, device: str = "cpu", dtype: torch.dtype | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Return inputs and targets as torch tensors.
 
         Parameters
         ----------
         device : str (default: "cpu")
             Where to put them.
+        dtype : torch.dtype (default: None)
+            Number format of what is floating-point; None is float32.
 
         Returns
         -------
@@ -131,15 +136,19 @@ class Calibration:
         """
         import torch
 
-        if device not in self._tensors:
-            self._tensors[device] = (
-                torch.tensor(self.inputs, device=device),
-                torch.tensor(self.targets, device=device),
+        key = (device, dtype or torch.float32)
+        if key not in self._tensors:
+            inputs, targets = (
+                torch.tensor(
+                    array, device=device, dtype=key[1] if array.dtype.kind == "f" else None
+                )
+                for array in (self.inputs, self.targets)
             )
-        return self._tensors[device]
+            self._tensors[key] = (inputs, targets)
+        return self._tensors[key]
 
     @cached_property
-    def _tensors(self) -> dict[str, tuple[Tensor, Tensor]]:
+    def _tensors(self) -> dict[tuple[str, torch.dtype], tuple[Tensor, Tensor]]:
         return {}
 
     @cached_property

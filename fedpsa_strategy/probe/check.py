@@ -42,15 +42,19 @@ def check_fit(
         Names the argument of `Probe.gaussian` or `Calibration.real` that does not fit the model.
     """
     few = None if calibration.inputs.dtype.kind == "i" else _FEW
-    inputs, targets = (
-        torch.tensor(array[:few], device=next(model.parameters()).device)
-        for array in (calibration.inputs, calibration.targets)
-    )
+    inputs, targets = (tensor[:few].clone() for tensor in calibration.tensors(*placed_like(model)))
     outputs = _outputs(model, inputs, recipe)
     if loss_fn is None:
         _check_cross_entropy(outputs, targets, calibration, recipe)
     else:
         _check_loss(loss_fn, outputs, targets, recipe)
+
+
+def placed_like(model: nn.Module) -> tuple[str, torch.dtype]:
+    """Return the device of a model, and the number format that its floating-point inputs have."""
+    parameters = list(model.parameters())
+    formats = (item.dtype for item in parameters if item.is_floating_point())
+    return str(parameters[0].device), next(formats, torch.float32)
 
 
 def _outputs(model: nn.Module, inputs: Tensor, recipe: Mapping[str, Any] | None) -> Any:

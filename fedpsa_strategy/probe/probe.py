@@ -16,10 +16,17 @@ from flwr.app import Array, ArrayRecord, ConfigRecord
 from torch import Tensor, nn
 
 from fedpsa_strategy.probe.calibration import Calibration, fingerprint
-from fedpsa_strategy.probe.check import check_fit
+from fedpsa_strategy.probe.check import check_fit, placed_like
 from fedpsa_strategy.probe.sensitivity import num_trainable, sensitivity, trainable_vector
 from fedpsa_strategy.probe.sketch import Sketch
-from fedpsa_strategy.probe.state_dicts import load_values, parameter_views, read_arrays
+from fedpsa_strategy.probe.state_dicts import (
+    StateFn,
+    fingerprint_of_rest,
+    load_values,
+    parameter_views,
+    part_of,
+    read_arrays,
+)
 from fedpsa_strategy.wire.contract import trainable_keys
 
 LossFn = Callable[[Tensor, Tensor], Tensor]
@@ -129,15 +136,23 @@ class Probe:
         if self.signal == "parameters":
             found = self.sketch(trainable_vector(model))
         else:
-            batch = self.calibration.tensors(str(next(model.parameters()).device))
+            batch = self.calibration.tensors(*placed_like(model))
             found = self.sketch(sensitivity(model, *batch, self.loss_fn))
         sketch: list[float] = found.tolist()
         return sketch
 
-    def sketch_fn(self, model: nn.Module) -> ServerSketch:
-        """Return the server's half for `FedPSA(sketch_fn=...)`; `model` is used as a workspace."""
+    def sketch_fn(self, model: nn.Module, *, state_fn: StateFn | None = None) -> ServerSketch:
+        """Return the server's half for `FedPSA(sketch_fn=...)`.
+
+        Parameters
+        ----------
+        model : nn.Module
+            A workspace. What of it does not travel has to have the values that clients have.
+        state_fn : Callable[[nn.Module], Mapping[str, Tensor]] (default: None)
+            Chooses and names the arrays that travel: see `arrays_of`.
+        """
         self._check(model)
-        return ServerSketch(self, model)
+        return ServerSketch(self, model, state_fn)
 
     def _check(self, model: nn.Module) -> None:
         if self.signal == "sensitivity":
@@ -258,7 +273,7 @@ class Probe:
         return probe
 
 
-@dataclass(frozen=True)
+@dataclass
 class ServerSketch:
     """Sketches the arrays of a global model; `FedPSA` takes from it what clients have to know.
 
@@ -268,23 +283,34 @@ class ServerSketch:
         Makes the sketch.
     model : nn.Module
         Workspace: the arrays are loaded into it.
+    state_fn : Callable[[nn.Module], Mapping[str, Tensor]] (default: None)
+        Chooses and names the arrays that travel: see `arrays_of`.
     """
 
     probe: Probe
     model: nn.Module
+    state_fn: StateFn | None = None
 
     def __call__(self, arrays: ArrayRecord) -> list[float]:
         """Return the sketch of these arrays."""
-        load_values(self.model, parameter_views(self.model), read_arrays(arrays))
+        values = read_arrays(arrays)
+        load_values(self.model, parameter_views(self.model), values, self.state_fn)
         return self.probe(self.model)
 
     def trainable_keys(self) -> list[str]:
         """Return which arrays are trained; the strategy has no model to ask."""
-        return trainable_keys(self.model)
+        if self.state_fn is None:
+            return trainable_keys(self.model)
+        part = part_of(self.model, None, self.state_fn)
+        return [name for name in part.tensors if name in part.trainable]
 
     def client_config(self) -> dict[str, Any]:
         """Return what clients need to make sketches that can be compared with these."""
         return self.probe.config()
+
+    def base_fingerprint(self, arrays: ArrayRecord) -> str:
+        """Return a hash of what is not among the arrays that travel; empty if all are."""
+        return fingerprint_of_rest(self.model, part_of(self.model, arrays, self.state_fn))
 
 
 class _Rebuilt(NamedTuple):

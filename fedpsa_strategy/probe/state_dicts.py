@@ -1,9 +1,16 @@
-"""The edge between Flower's records and NumPy's arrays or torch's state dicts."""
+"""The edge between Flower's records and NumPy's arrays or torch's state dicts.
+
+Not all of a model has to travel: a frozen base model can be on both sides from the start, and then
+messages carry the rest. And NumPy has no bfloat16: what a model holds in it travels as float32.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -11,7 +18,109 @@ from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedpsa_strategy.wire.layout import read_array
+from fedpsa_strategy.wire.contract import trainable_keys
+from fedpsa_strategy.wire.layout import read_array, write_array
+
+StateFn = Callable[[nn.Module], Mapping[str, Tensor]]
+"""Returns the tensors of a model that travel, under any names; they are the model's own memory, as
+those of a state dict are. For example `peft.get_peft_model_state_dict`."""
+
+# By model: versions of the tensors that stay, and their hash, which takes long for a large model.
+_hashes: WeakKeyDictionary[nn.Module, tuple[list[Any], str]] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class Part:
+    """What of a model travels.
+
+    Attributes
+    ----------
+    tensors : dict[str, Tensor]
+        The model's own tensors, by the names under which they travel.
+    trainable : set[str]
+        Those names whose tensors are trained.
+    rest : dict[str, Tensor]
+        The others, by their names in the state dict.
+    """
+
+    tensors: dict[str, Tensor]
+    trainable: set[str]
+    rest: dict[str, Tensor]
+
+
+def part_of(
+    model: nn.Module, keys: Iterable[str] | None = None, state_fn: StateFn | None = None
+) -> Part:
+    """Return what of a model travels.
+
+    Parameters
+    ----------
+    model : nn.Module
+        The model.
+    keys : Iterable[str] | None (default: None)
+        The names of the arrays in a message. None: all but frozen parameters, or all that
+        `state_fn` returns.
+    state_fn : StateFn | None (default: None)
+        Chooses and names what travels; None is the state dict.
+
+    Raises
+    ------
+    ValueError
+        If the model has no tensors of some of these names, or `state_fn` returns copies.
+    """
+    own = model.state_dict()
+    trained = set(trainable_keys(model))
+    offered = _own_names(own, own if state_fn is None else state_fn(model))
+    if keys is None:
+        frozen = dict(model.named_parameters(remove_duplicate=False)).keys() - trained
+        chosen = {
+            name
+            for name, own_name in offered.items()
+            if state_fn is not None or own_name not in frozen
+        }
+    else:
+        chosen = set(keys)
+        if unknown := sorted(chosen - offered.keys()):
+            raise ValueError(f"the model {type(model).__name__} has no arrays {unknown}")
+    tensors = {name: own[own_name] for name, own_name in offered.items() if name in chosen}
+    # Two names of one parameter: it is where either is.
+    places = {_place(tensor) for tensor in tensors.values()}
+    return Part(
+        tensors,
+        {name for name in tensors if offered[name] in trained},
+        {name: tensor for name, tensor in own.items() if _place(tensor) not in places},
+    )
+
+
+def arrays_of(model: nn.Module, state_fn: StateFn | None = None) -> ArrayRecord:
+    """Return the arrays of a model that have to travel: all but frozen parameters.
+
+    Parameters
+    ----------
+    model : nn.Module
+        The model. What it holds in bfloat16, which Flower's records cannot, is written as float32.
+    state_fn : Callable[[nn.Module], Mapping[str, Tensor]] (default: None)
+        Chooses and names what travels instead, for example `peft.get_peft_model_state_dict`.
+    """
+    record = ArrayRecord()  # one that is made from a dict makes every array again
+    for name, tensor in part_of(model, None, state_fn).tensors.items():
+        record[name] = write_array(as_array(tensor))
+    return record
+
+
+def load_arrays(model: nn.Module, arrays: ArrayRecord, state_fn: StateFn | None = None) -> None:
+    """Load what `arrays_of` returned, or any other arrays that hold all that is trained.
+
+    Parameters
+    ----------
+    model : nn.Module
+        The model. What is not among the arrays keeps its values.
+    arrays : ArrayRecord
+        The arrays.
+    state_fn : Callable[[nn.Module], Mapping[str, Tensor]] (default: None)
+        See `arrays_of`.
+    """
+    load_values(model, {}, read_arrays(arrays), state_fn)
 
 
 def read_arrays(arrays: ArrayRecord) -> dict[str, NDArray[Any]]:
@@ -42,7 +151,10 @@ def parameter_views(model: nn.Module) -> dict[str, NDArray[Any]]:
 
 
 def load_values(
-    model: nn.Module, views: Mapping[str, NDArray[Any]], values: Mapping[str, NDArray[Any]]
+    model: nn.Module,
+    views: Mapping[str, NDArray[Any]],
+    values: Mapping[str, NDArray[Any]],
+    state_fn: StateFn | None = None,
 ) -> None:
     """Load what `read_arrays` returned, faster than `load_state_dict` where that is possible.
 
@@ -51,19 +163,80 @@ def load_values(
     model : nn.Module
         The model.
     views : Mapping[str, NDArray[Any]]
-        Its `parameter_views`.
+        Its `parameter_views`, or nothing.
     values : Mapping[str, NDArray[Any]]
-        Its values.
+        Its values. Arrays that are not trained may be missing, and stay as they are.
+    state_fn : StateFn | None (default: None)
+        See `arrays_of`.
     """
-    if {key: value.shape for key, value in values.items()} == {
+    if state_fn is None and {key: value.shape for key, value in values.items()} == {
         key: view.shape for key, view in views.items()
     }:
         for key, view in views.items():
             np.copyto(view, values[key])
-    else:  # a model that has more than these; or it says what is wrong
-        model.load_state_dict(as_tensors(values))
+        return
+    part = part_of(model, values, state_fn)
+    if missing := sorted(part.rest.keys() & set(trainable_keys(model))):
+        raise ValueError(f"the model trains {missing}, which the arrays lack")
+    for name, tensor in part.tensors.items():
+        if tensor.shape != values[name].shape:
+            raise ValueError(
+                f"array {name!r} has shape {values[name].shape}, in the model {tuple(tensor.shape)}"
+            )
+    if state_fn is None:
+        model.load_state_dict(as_tensors(values), strict=False)
+    else:
+        for name, tensor in part.tensors.items():
+            tensor.copy_(torch.from_numpy(values[name].copy()))
 
 
 def as_tensors(values: Mapping[str, NDArray[Any]]) -> dict[str, Tensor]:
     """Return copies of arrays as tensors."""
     return {key: torch.from_numpy(value.copy()) for key, value in values.items()}
+
+
+def as_array(tensor: Tensor) -> NDArray[Any]:
+    """Return a tensor as an array, on a CPU the very memory; bfloat16 as float32."""
+    if tensor.dtype == torch.bfloat16:
+        tensor = tensor.float()
+    array: NDArray[Any] = tensor.numpy(force=True)
+    return array
+
+
+def fingerprint_of_rest(model: nn.Module, part: Part) -> str:
+    """Return a hash of what of a model does not travel, 32 hex digits; empty if nothing does not.
+
+    Sketches can only be compared if the base model is the same on both sides.
+    """
+    if not part.rest:
+        return ""
+    state = [(_place(tensor), tensor._version) for tensor in part.rest.values()]
+    known = _hashes.get(model)
+    if known is None or known[0] != state:
+        digest = hashlib.blake2b(digest_size=16)
+        for name, tensor in sorted(part.rest.items()):
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
+            digest.update(np.ascontiguousarray(as_array(tensor)).data)
+        known = _hashes[model] = (state, digest.hexdigest())
+    return known[1]
+
+
+def _own_names(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Return, for the names under which tensors travel, those in the state dict."""
+    if tensors is own:
+        return {name: name for name in own}
+    by_place = {_place(tensor): name for name, tensor in own.items()}
+    names = {name: by_place.get(_place(tensor)) for name, tensor in tensors.items()}
+    if copies := [name for name, found in names.items() if found is None]:
+        raise ValueError(
+            f"state_fn returns tensors that are not the model's own memory: {copies}. It must "
+            "choose among model.state_dict(), under any names, without copying"
+        )
+    return {name: found for name, found in names.items() if found is not None}
+
+
+def _place(tensor: Tensor) -> tuple[Any, ...]:
+    """Return where a tensor's values are: equal for two names of one parameter."""
+    if tensor.numel() == 0 or type(tensor) is not Tensor:
+        return (id(tensor),)
+    return (tensor.device, tensor.data_ptr(), tuple(tensor.shape), tensor.stride())

@@ -25,6 +25,10 @@ STATES = "fedpsa-states"
 
 SECONDS = "sensitivity-seconds"
 
+BASE = "base-fingerprint"
+"""Key in the train config: hash of what of the model does not travel, and has to be the same on
+both sides if sketches are to be compared."""
+
 CALIBRATION = "calibration"
 """Array record of a train message: the calibration batch, for nodes that cannot draw it."""
 

@@ -18,7 +18,7 @@ from fedpsa_strategy.seeds import uniform
 from fedpsa_strategy.server.callbacks.base import Callback
 from fedpsa_strategy.server.callbacks.plausible import check_sketch_length, is_suspicious
 from fedpsa_strategy.server.run_state import RunState, Task
-from fedpsa_strategy.wire.contract import CALIBRATION
+from fedpsa_strategy.wire.contract import BASE, CALIBRATION
 from fedpsa_strategy.wire.replies import TrainReply
 from fedpsa_strategy.wire.text import shown_names
 
@@ -58,6 +58,8 @@ class Sketches(Callback):
         self._equipped.clear()
         self._first_norm = run.model.norm
         _ = self._rule.global_sketch
+        base_fingerprint = getattr(self.sketch_fn, "base_fingerprint", None)
+        self._base = base_fingerprint(run.arrays) if base_fingerprint is not None else ""
 
     def idle(self) -> None:
         """Sketch the newest version, with which every upload is compared."""
@@ -72,6 +74,8 @@ class Sketches(Callback):
             if self._client_config is None:
                 self._client_config = client_config()
             config.update(self._client_config)
+        if self._base:
+            config[BASE] = self._base
 
     def attach(self, task: Task) -> Mapping[str, ArrayRecord]:
         """Return the calibration batch with a node's first message."""
