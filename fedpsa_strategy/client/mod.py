@@ -28,6 +28,8 @@ def fedpsa_mod(
     Flower's apps do, and makes Δ and the sketch of that reply. These may be all arrays of the model
     or some, such as adapters. Everything else passes unchanged: messages of other strategies, other
     kinds of messages, error replies, the names of records, and further records of a reply.
+    Mods that change the model, such as Flower's for differential privacy, follow it:
+    `mods=[fedpsa_mod(Net), LocalDpMod(...)]`.
 
     Parameters
     ----------
@@ -51,7 +53,11 @@ def fedpsa_mod(
         (arrays_key,) = _only(list(message.content.array_records), "ArrayRecord", "message")
         # Now, as an app may change the message.
         before = read_arrays(message.content.array_records[arrays_key])
+        # What is for this mod alone: others take a message with two array records for a mistake.
+        batch = message.content.pop(CALIBRATION, None)
         reply = call_next(message, context)
+        if batch is not None:
+            message.content[CALIBRATION] = batch
         if reply.has_error():
             return reply
         (reply_key,) = _only(list(reply.content.array_records), "ArrayRecord", "reply")

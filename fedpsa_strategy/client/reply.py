@@ -104,7 +104,7 @@ def make_reply(
         seconds = time.perf_counter() - started
     content["metrics"] = MetricRecord(record)
     if wants_delta:
-        content[MARK] = ConfigRecord(mark(seconds))
+        content[MARK] = ConfigRecord(mark(seconds, records[arrays_key]))
     return Message(content, reply_to=message)
 
 

@@ -10,6 +10,8 @@ A marked reply has Δ of the trainable arrays in the usual record, and the value
 
 from __future__ import annotations
 
+import zlib
+from collections.abc import Mapping
 from typing import Any
 
 REPLY_ARRAYS = "reply-arrays"
@@ -29,6 +31,9 @@ BASE = "base-fingerprint"
 """Key in the train config: hash of what of the model does not travel, and has to be the same on
 both sides if sketches are to be compared."""
 
+CHECKSUM = "checksum"
+"""Key in a mark: the checksum of Δ as it was made."""
+
 CALIBRATION = "calibration"
 """Array record of a train message: the calibration batch, for nodes that cannot draw it."""
 
@@ -42,12 +47,27 @@ def trainable_keys(model: Any) -> list[str]:
     return [name for name, parameter in parameters if parameter.requires_grad]
 
 
-def mark(seconds: float | None = None) -> dict[str, Any]:
+def checksum(arrays: Mapping[str, Any]) -> int:
+    """Return a checksum of the arrays of a record, in their order."""
+    found = 0
+    for array in arrays.values():
+        found = zlib.crc32(array.data, found)
+    return found
+
+
+def mark(seconds: float | None = None, arrays: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return the content of a reply's mark.
 
     Parameters
     ----------
     seconds : float (default: None)
         How long the sketch took, if there is one.
+    arrays : Mapping[str, Array] (default: None)
+        The Δ, whose checksum shows whether somebody changes it on the way out.
     """
-    return {"arrays": DELTA} if seconds is None else {"arrays": DELTA, SECONDS: seconds}
+    found: dict[str, Any] = {"arrays": DELTA}
+    if seconds is not None:
+        found[SECONDS] = seconds
+    if arrays is not None:
+        found[CHECKSUM] = checksum(arrays)
+    return found

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fedpsa_strategy.errors import InvalidReplyError
 from fedpsa_strategy.methods.base import Vector
-from fedpsa_strategy.wire.contract import DELTA, MARK, SECONDS, STATES
+from fedpsa_strategy.wire.contract import CHECKSUM, DELTA, MARK, SECONDS, STATES, checksum
 from fedpsa_strategy.wire.layout import Layout, States
 from fedpsa_strategy.wire.states import check_states
 from fedpsa_strategy.wire.text import MAX_REASON, shown, shown_names
@@ -81,6 +81,12 @@ def read_train_reply(
         if not isinstance(mark, ConfigRecord) or mark.get("arrays") != DELTA:
             raise InvalidReplyError(f"the record {MARK!r} must be a config with arrays={DELTA!r}")
         own = content.array_records.get(STATES, ArrayRecord())
+        if CHECKSUM in mark and mark[CHECKSUM] != checksum(arrays):
+            raise InvalidReplyError(
+                "the update was changed after it was made: mods that change models, such as "
+                "Flower's clipping mods and LocalDpMod, belong behind fedpsa_mod, as in "
+                "mods=[fedpsa_mod(Net), LocalDpMod(...)]"
+            )
         delta, states = layout.read_update(arrays, own, update_dtype)
     # One pass serves twice: a sum of squares is finite only if every entry is.
     norm = squared_norm(delta)

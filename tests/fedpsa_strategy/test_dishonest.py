@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -17,6 +17,7 @@ from fedpsa_strategy.server.callbacks import NormGuard
 from fedpsa_strategy.server.callbacks.sketches import relative_error
 from fedpsa_strategy.server.metrics import weighted_mean
 from fedpsa_strategy.server.options import Failures
+from fedpsa_strategy.wire.contract import MARK, mark
 from fedpsa_strategy.wire.replies import TrainReply
 from support.clients import model, trained_reply
 from support.grids import ScriptedGrid, as_update, model_arrays, update
@@ -189,6 +190,7 @@ def test_an_outlier_in_the_first_replies_neither_counts_nor_ends_the_run():
                     for key, array in content["arrays"].items()
                 }
             )
+            content[MARK] = ConfigRecord(mark())
         return content
 
     grid = ScriptedGrid(10, behaviour)
@@ -238,6 +240,7 @@ def test_a_huge_finite_update_never_ends_a_run(entries):
                     for key, array in content["arrays"].items()
                 }
             )
+            content[MARK] = ConfigRecord(mark())  # with the checksum of what it made it would lie
             return content
         local = Overflowing()
         local.load_state_dict(message.content["arrays"].to_torch_state_dict())

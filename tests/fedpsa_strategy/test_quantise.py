@@ -12,7 +12,7 @@ from fedpsa_strategy import FedBuff, FedPSA, Probe, make_reply
 from fedpsa_strategy.errors import InvalidReplyError
 from fedpsa_strategy.server.checkpoint import Checkpointer, CheckpointStore
 from fedpsa_strategy.server.options import Failures, Training
-from fedpsa_strategy.wire.contract import DELTA, REPLY_ARRAYS
+from fedpsa_strategy.wire.contract import DELTA, MARK, REPLY_ARRAYS
 from fedpsa_strategy.wire.layout import Layout
 from fedpsa_strategy.wire.quantise import BITS, BLOCK, pack, packed_size, unpack
 from fedpsa_strategy.wire.replies import read_train_reply
@@ -132,6 +132,7 @@ def hostile(change):
     def of(reply, key="weight"):
         packed = reply.content["arrays"][key].numpy().copy()
         reply.content["arrays"][key] = Array(change(packed))
+        del reply.content[MARK]["checksum"]
         return reply
 
     return of
