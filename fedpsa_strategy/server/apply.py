@@ -22,6 +22,8 @@ from fedpsa_strategy.wire.text import MAX_REASON, shown
 
 log = logging.getLogger("flwr")
 
+_MOST_DOUBLINGS = 6  # of the pause of a node that stays silent
+
 
 class Apply:
     """Checks replies, gives updates to the rule and takes over the models that it makes.
@@ -89,7 +91,9 @@ class Apply:
         except InvalidReplyError as error:
             self.reject(task, str(error), quarantine=isinstance(error, ForgeryError))
 
-    def reject(self, task: Task, reason: str, *, quarantine: bool = False) -> None:
+    def reject(
+        self, task: Task, reason: str, *, quarantine: bool = False, silent: bool = False
+    ) -> None:
         """Give up a task: its client failed, its slot is free again.
 
         Parameters
@@ -100,12 +104,14 @@ class Apply:
             What the event says.
         quarantine : bool (default: False)
             Leave the node out at once, not only after several failures.
+        silent : bool (default: False)
+            There was no reply. With real time the node is left out for a while, each time longer.
         """
         run, most = self._run, self._failures.max_failures
         for rejected in self._rejected:
             rejected(task)
         reason = shown(reason, MAX_REASON)
-        client = self._free(task)
+        client = self._free(task, answered=not silent)
         run.rejected += 1
         run.rejected_in_a_row += 1
         run.count_reason(reason)
@@ -122,12 +128,17 @@ class Apply:
                 reason=reason,
             )
         )
-        if client.failures >= most:
-            client.paused_until = run.clock.now + self._failures.pause
-            log.warning("Client %d failed %d times in a row: paused", task.client, client.failures)
+        pause = self._failures.pause if client.failures >= most else 0.0
+        if silent and run.clock.real_time:
+            pause = self._failures.pause * 2 ** min(client.silences, _MOST_DOUBLINGS)
+            client.silences += 1
+        if pause:
+            client.paused_until = now + pause
+            times = "once" if client.failures == 1 else f"{client.failures} times in a row"
+            log.warning("Client %d failed %s: paused for %g", task.client, times, pause)
             run.emit(
                 Quarantined(
-                    time=run.clock.now,
+                    time=now,
                     client=task.client,
                     node_id=task.node_id,
                     failures=client.failures,
@@ -151,13 +162,15 @@ class Apply:
             )
         )
 
-    def _free(self, task: Task) -> Client:
+    def _free(self, task: Task, *, answered: bool = True) -> Client:
         """Take the task out of flight; its client may work again."""
         run = self._run
         run.in_flight.pop(task.message_id, None)
         run.prepared.pop(task.node_id, None)
         client = run.clients[task.client]
-        run.clients.end_task(client)
+        run.clients.end_task(client, answered=answered)
+        if answered:
+            client.answered = run.clock.now
         return client
 
     def _take(self, task: Task, reply: TrainReply) -> None:
@@ -178,7 +191,7 @@ class Apply:
         for accepted in self._accepted:
             accepted(task)
         client = self._free(task)
-        client.failures = 0
+        client.failures = client.silences = 0
         run.clients.set_num_examples(client, reply.num_examples)
         run.rejected_in_a_row = 0
         run.uploads += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from fedpsa_strategy.seeds import derive
@@ -26,10 +26,18 @@ class Client:
     partition: int | None = None
     num_examples: float | None = None
     online: bool = True
-    busy: bool = False
+    tasks: int = 0  # sent to it and not answered
+    overdue: bool = False  # its slot was given away, as it takes so long
+    answered: float = 0.0  # when it last did
     failures: int = 0  # in a row
+    silences: int = 0  # in a row: tasks that it let expire
     paused_until: float = 0.0
     host: str = ""  # where it runs, if it told
+
+    @property
+    def busy(self) -> bool:
+        """Whether it has a task."""
+        return self.tasks > 0
 
     def named(self, node_id: int) -> str:
         """Return the client as log lines name it when it is, or was, this node."""
@@ -56,7 +64,7 @@ class Clients:
         self._by_partition: defaultdict[int, list[Client]] = defaultdict(list)
         self._online: list[int] = []  # indices
         self._sizes: list[float] = []  # num_examples of those who told, in order
-        self.num_busy = 0
+        self.num_busy = 0  # those whose slot was given away do not count
         self.waiting: set[int] = set()  # clients whose upload is in the buffer
 
     def __len__(self) -> int:
@@ -70,9 +78,15 @@ class Clients:
 
     def restore(self, saved: Iterable[dict[str, Any]], waiting: Iterable[int]) -> None:
         """Know the clients of an interrupted run again; they are offline until they join."""
+        names = {item.name for item in fields(Client)}  # earlier checkpoints had others
         for values in saved:
-            self._add(Client(**{**values, "online": False, "busy": False}))
+            known = {name: value for name, value in values.items() if name in names}
+            self._add(Client(**known | {"online": False, "tasks": 0, "overdue": False}))
         self.waiting = set(waiting)
+
+    def knows(self, node_id: int) -> bool:
+        """Return whether this node has taken part before."""
+        return node_id in self._by_node
 
     def by_node(self, node_id: int) -> Client:
         """Return the client with this node id."""
@@ -101,6 +115,8 @@ class Clients:
             client = Client(len(self._clients), node_id, partition, num_examples)
             self._add(client)
         client.online = True
+        if client.silences:  # what silenced it may be over
+            client.silences, client.paused_until = 0, 0.0
         client.host = host or client.host
         # Kept in order of the indices: what is sampled must not depend on who came first.
         insort(self._online, client.index)
@@ -171,19 +187,36 @@ class Clients:
             return None
         return eligible[derive(self._seed, "sample-listed", sequence) % len(eligible)]
 
-    def start_task(self, client: Client) -> None:
-        """Mark the client busy."""
-        client.busy = True
-        self.num_busy += 1
+    def at_work(self) -> Iterator[Client]:
+        """Yield those who are online and have a task that they are in time for."""
+        for index in self._online:
+            client = self._clients[index]
+            if client.tasks and not client.overdue:
+                yield client
 
-    def end_task(self, client: Client) -> None:
-        """Mark the client idle."""
-        client.busy = False
+    def start_task(self, client: Client) -> None:
+        """Note that the client has a task, or one more."""
+        client.tasks += 1
+        self.num_busy += client.tasks == 1
+
+    def end_task(self, client: Client, *, answered: bool = True) -> None:
+        """Note that the client has one task less; one that answered is in time again."""
+        before = client.tasks > 0 and not client.overdue
+        client.tasks -= 1
+        client.overdue = client.overdue and client.tasks > 0 and not answered
+        self.num_busy += (client.tasks > 0 and not client.overdue) - before
+
+    def give_slot_away(self, client: Client) -> None:
+        """Count the client as busy no longer; it may still answer."""
+        client.overdue = True
         self.num_busy -= 1
 
-    def num_paused(self, now: float) -> int:
-        """Return how many online clients are left out for now because of failures."""
-        return sum(self._clients[index].paused_until > now for index in self._online)
+    def num_failing(self, now: float, most: int) -> int:
+        """Return how many online clients are left out for now, after so many failures."""
+        return sum(
+            client.paused_until > now and client.failures >= most
+            for client in map(self._clients.__getitem__, self._online)
+        )
 
     @staticmethod
     def _may_work(client: Client, now: float) -> bool:

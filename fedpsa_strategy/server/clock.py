@@ -111,9 +111,12 @@ class Clock(ABC):
     ----------
     fixed_nodes : bool
         Whether exactly the nodes of the beginning take part until the end.
+    real_time : bool
+        Whether clients take as long as the run's time says: who is late can be left waiting for.
     """
 
     fixed_nodes: bool
+    real_time: bool
 
     @abstractmethod
     def start(self, at: float = 0.0) -> None:
@@ -173,6 +176,7 @@ class WallClock(Clock):
     """
 
     fixed_nodes = False
+    real_time = True
 
     def __init__(self, source: Callable[[], float] = time.monotonic) -> None:
         self._source = source
@@ -227,6 +231,7 @@ class VirtualClock(Clock):
     """
 
     fixed_nodes = True
+    real_time = False
 
     now: float = 0.0  # virtual units since the start
 

@@ -125,7 +125,7 @@ class Dispatch:
                 continue
             task, _ = run.prepared.pop(metadata.dst_node_id)
             sent_before = bool(task.message_id)
-            task.message_id = metadata.message_id
+            task.message_id, task.sent = metadata.message_id, run.clock.now
             run.in_flight[task.message_id] = task
             tasks.append(task)
             about: dict[str, Any] = {

@@ -139,6 +139,19 @@ class Quarantined(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Overdue(Event):
+    """A client takes so long that its slot went to another one; its reply still counts."""
+
+    kind = "overdue"
+    sequence: int
+    client: int
+    node_id: int
+    version: int
+    waited: float
+    limit: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Aggregated(Event):
     """The global model has a new version."""
 

@@ -16,6 +16,7 @@ from fedpsa_strategy.methods.base import Rule
 from fedpsa_strategy.seeds import MAX_SEED, derive
 from fedpsa_strategy.server.apply import Apply
 from fedpsa_strategy.server.callbacks import Callback, Plausible
+from fedpsa_strategy.server.callbacks.patience import Patience
 from fedpsa_strategy.server.callbacks.train_config import TrainConfig
 from fedpsa_strategy.server.checkpoint import Checkpointer
 from fedpsa_strategy.server.clients import Clients
@@ -96,6 +97,9 @@ class FlowerHooks(Strategy):
             TrainConfig(rule.settings.client_config()),
             *callbacks,
         ]
+        # A round waits for everybody in it.
+        if self.clock.real_time and not rule.synchronous and self.failures.overdue_factor:
+            self.callbacks.append(Patience(self.failures))
         self.checkpointer = checkpointer if checkpointer is not None else Checkpointer()
         self.listeners: list[Listener] = list([VersionLog()] if listeners is None else listeners)
         self.message_ttl: float | None = None

@@ -25,6 +25,8 @@ from fedpsa_strategy.server.stop import STOP_REQUESTED, ShouldStop, Stop
 
 log = logging.getLogger("flwr")
 
+_TURN = 1.0  # seconds between two turns of callbacks
+
 
 class AsyncLoop:
     """Runs a strategy on a grid.
@@ -94,6 +96,8 @@ class AsyncLoop:
         self._inbox = Inbox(run, grid, self._evaluations, timeout, monotonic)
         self._pace = Pace(grid, sleep)
         self._idle = hooks(strategy.callbacks, "idle")
+        self._turn = hooks(strategy.callbacks, "turn")
+        self._next_turn = 0.0
         self._silent_since = 0.0
         self._server_seconds = 0.0  # spent on aggregation, before an interruption too
 
@@ -105,6 +109,7 @@ class AsyncLoop:
             while (reason := self._stop.reason()) is None:
                 if self._monotonic() >= membership.next_refresh:
                     membership.refresh()
+                self._look_around()
                 self._dispatch()
                 if run.rejected_in_a_row or not run.in_flight:
                     membership.check_alive()
@@ -174,6 +179,16 @@ class AsyncLoop:
             )
         )
         self._result.arrays = run.arrays
+
+    def _look_around(self) -> None:
+        """Let callbacks look at the run, from time to time."""
+        if not self._turn or self._monotonic() < self._next_turn:
+            return
+        self._next_turn = self._monotonic() + _TURN
+        self._run.whole = False
+        for turn in self._turn:
+            turn()
+        self._run.whole = True
 
     # --- Dispatch ------------------------------------------------------------------------------
 
@@ -254,7 +269,7 @@ class AsyncLoop:
         version = run.version
         reply = self._inbox.take(task)
         if reply is None:
-            strategy.apply.reject(task, f"no reply within {self._timeout:g} s")
+            strategy.apply.reject(task, f"no reply within {self._timeout:g} s", silent=True)
         elif isinstance(reply, ForgeryError):
             strategy.apply.reject(task, str(reply), quarantine=True)
         else:

@@ -99,7 +99,9 @@ class Membership:
         num_nodes = len(clients)
         worn_out = run.rejected_in_a_row >= self._failures.max_failures * max(num_nodes, 1)
         if worn_out or (
-            not run.in_flight and num_nodes and clients.num_paused(run.clock.now) == num_nodes
+            not run.in_flight
+            and num_nodes
+            and clients.num_failing(run.clock.now, self._failures.max_failures) == num_nodes
         ):
             run.whole = False  # resuming would fail the same way
             reasons = "; ".join(f"{count}x {text}" for text, count in run.reasons.most_common(3))

@@ -130,18 +130,35 @@ class Failures:
         Where nodes may come and go: how many seconds they have to tell their partition at the
         start, by which they are known again when they come back under another id. 0: nobody is
         asked, and clients need no query function.
+    overdue_factor : float (default: 5.0)
+        With the wall clock, a client that takes longer than the median response time plus so many
+        median deviations is overdue: its slot goes to another one, and its reply still counts
+        when it comes. 0: a slot is held until the reply comes, or is given up.
+    overdue_floor, overdue_ceiling : float (default: 30.0, 1800.0)
+        Nobody is overdue before so many seconds, and everybody is after so many.
     """
 
     max_failures: int = 3
     pause: float = 600.0
     node_timeout: float = 120.0
     query_timeout: float = 0.0
+    overdue_factor: float = 5.0
+    overdue_floor: float = 30.0
+    overdue_ceiling: float = 1800.0
 
     def __post_init__(self) -> None:
         check_range("max_failures", self.max_failures, least=1)
         check_range("pause", self.pause, above=0)
         check_range("node_timeout", self.node_timeout, above=0)
         check_range("query_timeout", self.query_timeout, least=0)
+        check_range("overdue_factor", self.overdue_factor, least=0)
+        check_range("overdue_floor", self.overdue_floor, above=0)
+        check_range("overdue_ceiling", self.overdue_ceiling, above=0)
+        if self.overdue_floor > self.overdue_ceiling:
+            raise ValueError(
+                f"overdue_floor = {self.overdue_floor}: must be at most overdue_ceiling = "
+                f"{self.overdue_ceiling}"
+            )
 
 
 @dataclass(frozen=True)

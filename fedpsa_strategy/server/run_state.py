@@ -54,6 +54,8 @@ class Task:
         share it; one that starts from its own holds the only copy.
     message_id : str (default: "")
         Id of the message, once it is sent.
+    sent : float (default: 0.0)
+        When it was sent, by the run's clock.
     """
 
     sequence: int
@@ -64,6 +66,7 @@ class Task:
     due: float | None
     start: Model = field(repr=False)
     message_id: str = ""
+    sent: float = 0.0
 
 
 @dataclass

@@ -62,6 +62,9 @@ class Callback:
         """Return why the run has to end now; None if it goes on."""
         return None
 
+    def turn(self) -> None:
+        """Look at the run, about once a second."""
+
     def idle(self) -> None:
         """Do what the next reply will need, while there is none: called before a run waits.
 
