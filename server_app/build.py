@@ -90,6 +90,9 @@ def build_experiment(settings: Settings, listeners: Sequence[Listener]) -> Exper
             settings.failure_pause,
             settings.node_timeout,
             query_timeout=60.0,
+            overdue_factor=settings.overdue_factor,
+            overdue_floor=settings.overdue_floor,
+            overdue_ceiling=settings.overdue_ceiling,
         ),
         "callbacks": [
             NormGuard(settings.max_update_norm, settings.max_update_ratio, settings.norm_action),

@@ -50,6 +50,10 @@ def _reasons(settings: Settings) -> dict[str, str]:
         *("latency", "latency-min", "latency-max", "latency-per", "virtual-days"),
     )
     note(settings.clock == "virtual", "with clock 'virtual' all num-clients take part", "min-nodes")
+    overdue = ("overdue-factor", "overdue-floor", "overdue-ceiling")
+    note(settings.clock == "virtual", "with clock 'virtual' nobody is late", *overdue)
+    note(settings.method.rounds, f"strategy {settings.strategy!r} waits for everybody", *overdue)
+    note(settings.overdue_factor == 0, "overdue-factor is 0", *overdue)
     note(settings.latency == "constant", "latency is 'constant': latency-max", "latency-min")
     note(settings.max_in_flight > 0, "max-in-flight takes its place", "fraction-train")
     note(settings.evaluate_interval > 0, "evaluate-interval takes its place", "evaluate-every")

@@ -35,6 +35,9 @@ MAY_CHANGE = {
     "min-nodes",
     "node-timeout",
     "reply-timeout",
+    "overdue-factor",
+    "overdue-floor",
+    "overdue-ceiling",
     "checkpoint-versions",
     "checkpoint-seconds",
     "checkpoint-keep",
@@ -239,8 +242,19 @@ class Settings(_MethodSettings):
         3, "failures in a row after which a node is left out for a while", least=1
     )
     failure_pause: float = setting(
-        600.0, "for how long it is left out, in units of the clock", above=0
+        600.0,
+        "for how long it is left out, in units of the clock; wall clock: also a node that let a"
+        " task expire, and twice as long each further time",
+        above=0,
     )
+    overdue_factor: float = setting(
+        5.0,
+        "wall clock: a client is overdue, and its slot goes to another one, after the median"
+        " response time and so many median deviations; 0: never",
+        least=0,
+    )
+    overdue_floor: float = setting(30.0, "seconds before which no client is overdue", above=0)
+    overdue_ceiling: float = setting(1800.0, "seconds after which every client is overdue", above=0)
 
     max_update_norm: float = setting(0.0, "largest norm of an update; 0: no such limit", least=0)
     max_update_ratio: float = setting(
@@ -458,6 +472,7 @@ class Settings(_MethodSettings):
             ("latency-min", "latency-max"),
             ("max-in-flight", "num-clients"),
             ("min-nodes", "num-clients"),
+            ("overdue-floor", "overdue-ceiling"),
         ):
             value, most = (getattr(self, key.replace("-", "_")) for key in (low, high))
             if value > most:

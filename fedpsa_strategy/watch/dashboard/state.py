@@ -15,6 +15,7 @@ from fedpsa_strategy.server.events import (
     Event,
     NodeJoined,
     NodeLeft,
+    Overdue,
     Quarantined,
     Rejected,
     Resent,
@@ -49,7 +50,9 @@ _TOTALS = (
     "privacy",
 )
 
-_ClientEvent = NodeJoined | NodeLeft | Dispatched | Resent | Uploaded | Rejected | Quarantined
+_ClientEvent = (
+    NodeJoined | NodeLeft | Dispatched | Resent | Overdue | Uploaded | Rejected | Quarantined
+)
 
 
 @dataclass
@@ -60,6 +63,7 @@ class Client:
     host: str = ""
     online: bool = True
     task: tuple[float, int] | None = None  # when it was given, and on which version
+    overdue: bool = False  # its slot went to another one
     buffered: bool = False
     failures: int = 0
     reason: str = ""  # of its last rejection
@@ -71,6 +75,8 @@ class Client:
             return "offline"
         if self.paused_until > now:
             return "paused"
+        if self.task and self.overdue:
+            return "overdue"
         return "busy" if self.task else "buffered" if self.buffered else "idle"
 
 
@@ -128,7 +134,10 @@ class PageState:
             case NodeLeft():
                 self._client(event).online = False
             case Dispatched():
-                self._client(event).task = (event.time, event.version)
+                client = self._client(event)
+                client.task, client.overdue = (event.time, event.version), False
+            case Overdue():
+                self._client(event).overdue = True
             case Resent():
                 task, before = (event.time, event.version), self._interrupted.get(event.client)
                 self._client(event).task = before if before and before[1] == task[1] else task
@@ -154,7 +163,8 @@ class PageState:
         self._buffer = self._buffer if whole else []
         self._interrupted = {index: client.task for index, client in self.clients.items()}
         for client in self.clients.values():
-            client.task, client.buffered = None, whole and client.buffered
+            client.task, client.overdue = None, False
+            client.buffered = whole and client.buffered
         for series in self.series.values():
             series.rewind(event.time)
 
@@ -246,7 +256,9 @@ class PageState:
     def _client_rows(self) -> dict[str, Any]:
         states = {index: client.state(self.run.time) for index, client in self.clients.items()}
         # Where not all fit, those that do something come first.
-        ranks = {name: i for i, name in enumerate(("busy", "paused", "buffered", "idle"))}
+        ranks = {
+            name: i for i, name in enumerate(("overdue", "busy", "paused", "buffered", "idle"))
+        }
         chosen = sorted(states, key=lambda index: (ranks.get(states[index], 9), index))[:_CLIENTS]
         rows = []
         for index in sorted(chosen):

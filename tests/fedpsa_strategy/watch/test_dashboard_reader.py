@@ -302,6 +302,7 @@ def test_every_kind_of_event_changes_what_is_shown():
         evaluate(1.0, 0.5),
         reject(1.0, 0),
         events.Resent(time=1.0, sequence=1, version=1, **where),
+        events.Overdue(time=1.0, sequence=1, version=1, waited=40.0, limit=30.0, **where),
         events.Quarantined(time=1.0, failures=3, until=5.0, **where),
         events.NodeLeft(time=1.0, **where),
         events.Waiting(time=1.0, reason="nodes"),
@@ -313,6 +314,24 @@ def test_every_kind_of_event_changes_what_is_shown():
         before = state.snapshot()
         state.take(line)
         assert state.snapshot() != before, item
+
+
+def test_who_is_overdue_is_shown_until_it_answers():
+    where = {"client": 0, "node_id": NODE}
+    overdue = events.Overdue(time=50.0, sequence=0, version=0, waited=40.0, limit=30.0, **where)
+    begun = [events.NodeJoined(time=1.0, partition=0, num_examples=1, **where), start(1.0)]
+    state = state_of(*begun, dispatch(10.0, 0), overdue)
+    clients = state.snapshot()["clients"]
+    assert clients["counts"] == {"overdue": 1}
+    assert clients["rows"][0]["since"] == 10.0
+    for end in (upload(60.0, 0), reject(60.0, 0)):
+        (line,) = lines_of(end)
+        state = state_of(*begun, dispatch(10.0, 0), overdue)
+        state.take(line)
+        assert "overdue" not in state.snapshot()["clients"]["counts"]
+        (line,) = lines_of(dispatch(61.0, 0))
+        state.take(line)
+        assert state.snapshot()["clients"]["counts"] == {"busy": 1}
 
 
 def test_unknown_kinds_and_empty_lines_are_no_damage():

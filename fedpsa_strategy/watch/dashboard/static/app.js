@@ -480,7 +480,7 @@ function drawBuffers(run) {
 
 const place = ({ node_id: id, host }) => (host ? `${id} on ${host}` : id);
 
-const STATES = { busy: "busy", buffered: "in the buffer", idle: "idle", paused: "quarantined", offline: "offline" };
+const STATES = { busy: "busy", overdue: "overdue", buffered: "in the buffer", idle: "idle", paused: "quarantined", offline: "offline" };
 
 function drawClients(run) {
   const { counts, rows } = run.clients;
@@ -505,12 +505,12 @@ function drawClients(run) {
       ],
     })),
   }, `Clients right now: ${Object.entries(STATES).map(([name, words]) => `${counts[name] ?? 0} ${words}`).join(", ")}`);
-  put("legend", counts, () => Object.entries(STATES).filter(([name]) => counts[name] || name !== "offline").map(([name, words]) =>
+  put("legend", counts, () => Object.entries(STATES).filter(([name]) => counts[name] || !["offline", "overdue"].includes(name)).map(([name, words]) =>
     html("span", {}, svg("svg", { width: 14, height: 14, "aria-hidden": "true" }, square(name, 1, 1, 12)), `${integer(counts[name] ?? 0)} ${words}`)));
   const working = rows.filter((row) => row.since !== undefined).sort((a, b) => a.since - b.since).slice(0, 100);
   put("busy", [working, run.time], () => (working.length ? table(
     ["Client", "Node", "Version", "Since", "For"],
-    working.map((row) => [row.client, place(row), integer(row.version), moment(run, row.since), spent(run, row.since)]),
+    working.map((row) => [row.client, place(row), integer(row.version), moment(run, row.since), spent(run, row.since) + (row.state === "overdue" ? ", overdue" : "")]),
   ) : html("p", { class: "nothing" }, "Nobody is at work.")));
 }
 

@@ -272,6 +272,7 @@ export function cells(model, width) {
 export function square(state, x, y, size) {
   const group = svg("g", { class: `cell ${state}` }, svg("rect", { x, y, width: size, height: size, rx: size / 5 }));
   if (state === "buffered") group.append(svg("rect", { x, y: y + size / 2, width: size, height: size / 2, rx: size / 5, class: "half" }));
+  if (state === "overdue") group.append(svg("path", { d: `M${x + size / 2} ${y + size * 0.2}V${y + size * 0.6}M${x + size / 2} ${y + size * 0.72}V${y + size * 0.84}` }));
   if (state === "paused") {
     const [a, b] = [size * 0.28, size * 0.72];
     group.append(svg("path", { d: `M${x + a} ${y + a}L${x + b} ${y + b}M${x + b} ${y + a}L${x + a} ${y + b}` }));
