@@ -107,8 +107,7 @@ class AsyncLoop:
         self._begin()
         try:
             while (reason := self._stop.reason()) is None:
-                if self._monotonic() >= membership.next_refresh:
-                    membership.refresh()
+                membership.look()
                 self._look_around()
                 self._dispatch()
                 if run.rejected_in_a_row or not run.in_flight:

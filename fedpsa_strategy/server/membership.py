@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
-from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from fedpsa_strategy.errors import AllClientsFailedError, InvalidReplyError, NodesMissingError
+from fedpsa_strategy.errors import AllClientsFailedError, NodesMissingError
+from fedpsa_strategy.server.clients import Client
 from fedpsa_strategy.server.events import NodeJoined, NodeLeft, Waiting
 from fedpsa_strategy.server.options import Failures
 from fedpsa_strategy.server.pace import NOTICE, Pace
-from fedpsa_strategy.server.pull import MOST_ASKED, Puller
+from fedpsa_strategy.server.queries import Answer, Queries
 from fedpsa_strategy.server.run_state import RunState
-from fedpsa_strategy.wire.replies import error_text, read_metrics_reply
-from fedpsa_strategy.wire.text import MAX_REASON, shown
 
 log = logging.getLogger("flwr")
 
 _REFRESH = 5.0  # seconds between looks at who is connected
+_LOOK = 0.5  # seconds between looks for the answers of those who joined
 
 
 class Membership:
@@ -58,7 +55,9 @@ class Membership:
         self._monotonic = monotonic
         self._sleep = sleep
         self._fixed = run.clock.fixed_nodes
-        self.next_refresh = math.inf if self._fixed else 0.0
+        self._next_refresh = math.inf if self._fixed else 0.0
+        self._queries = Queries(grid, failures.query_timeout, monotonic)
+        self._next_look = 0.0
 
     def gather(self) -> None:
         """Wait for the nodes, and bring them into the order of their partitions."""
@@ -79,18 +78,35 @@ class Membership:
 
     def refresh(self) -> None:
         """Notice who came and who went."""
-        self.next_refresh = self._monotonic() + _REFRESH
+        self._next_refresh = self._monotonic() + _REFRESH
         run = self._run
         connected, known = set(self._grid.get_node_ids()), run.clients.node_ids
+        new = sorted(connected - known - self._queries.nodes)
+        if self._failures.query_timeout:  # who was here before is known
+            self._queries.ask(node_id for node_id in new if not run.clients.knows(node_id))
+            new = [node_id for node_id in new if run.clients.knows(node_id)]
         run.whole = False
         for node_id in sorted(known - connected):
             client = run.clients.leave(node_id)
             log.info("Left: %s", client.named(node_id))
             run.emit(NodeLeft(time=run.clock.now, node_id=node_id, client=client.index))
-        for node_id in sorted(connected - known):
-            log.info("Node %d joined", node_id)
-            self._join(node_id, _Answer())
+        for node_id in new:
+            self._welcome(node_id, Answer())
         run.whole = True
+
+    def look(self) -> None:
+        """Refresh from time to time, and take in those who have said who they are."""
+        now = self._monotonic()
+        if now >= self._next_refresh:
+            self.refresh()
+        if not self._queries or now < self._next_look:
+            return
+        self._next_look = now + _LOOK
+        answers = self._queries.collect()
+        self._run.whole = False
+        for node_id, answer in sorted(answers.items()):
+            self._welcome(node_id, answer)
+        self._run.whole = True
 
     def check_alive(self) -> None:
         """End a run in which no client delivers; wait if nobody is connected."""
@@ -111,7 +127,7 @@ class Membership:
             )
         if not run.in_flight and num_nodes == 0:
             self._wait_for_nodes()
-            self.next_refresh = 0.0
+            self._next_refresh = 0.0
 
     def _wait_for_nodes(self) -> set[int]:
         wanted, timeout = self._wanted, self._failures.node_timeout
@@ -137,55 +153,32 @@ class Membership:
                 self._notice(f"{len(node_ids)} of {wanted} nodes connected")
             self._sleep(0.2)
 
-    def _query(self, node_ids: Iterable[int], limit: float) -> dict[int, _Answer]:
+    def _query(self, node_ids: Iterable[int], limit: float) -> dict[int, Answer]:
         """Ask nodes for their partition and size; those that do not answer get an empty answer."""
-        answers = {node_id: _Answer(problem="no answer") for node_id in node_ids}
+        wanted = sorted(node_ids)
         if limit == 0:
-            return answers
-        puller, pace = Puller(self._grid), Pace(self._grid, self._sleep)
-        waiting = self._ask(sorted(answers), limit)
-        turn = deque(waiting)
-        give_up = self._monotonic() + limit
+            return {node_id: Answer() for node_id in wanted}
+        queries, pace = Queries(self._grid, limit, self._monotonic), Pace(self._grid, self._sleep)
+        queries.ask(wanted)
+        answers: dict[int, Answer] = {}
         next_notice = self._monotonic() + NOTICE
-        while waiting and self._monotonic() < give_up:
-            # Some at a time, in turn: asking for all would cost their number squared.
-            asked = [turn.popleft() for _ in range(min(MOST_ASKED, len(turn)))]
-            pulled = puller.pull(asked)
-            for reply in pulled.replies:
-                node_id = waiting.pop(reply.metadata.reply_to_message_id, None)
-                if node_id is not None:
-                    answers[node_id] = _read_answer(reply)
-            for key, problem in pulled.unreadable.items():
-                answers[waiting.pop(key)] = _Answer(problem=shown(problem, MAX_REASON))
-            again = self._ask([waiting.pop(key) for key in pulled.lost], limit)
-            for key in again:
-                puller.watch(key)
-            for key in asked:
-                if key not in waiting:
-                    puller.forget(key)
-            turn.extend(again)
-            turn.extend(key for key in asked if key in waiting)
-            waiting |= again
-            if pulled.replies or pulled.unreadable or pulled.lost:
+        while len(answers) < len(wanted):
+            new = queries.collect()
+            answers |= new
+            if new:
                 pace.reset()
-            if waiting:
+            if queries:
                 pace.rest()
             if self._monotonic() >= next_notice:
                 next_notice = self._monotonic() + NOTICE
-                self._notice(f"{len(answers) - len(waiting)} of {len(answers)} nodes answered")
+                self._notice(f"{len(answers)} of {len(wanted)} nodes answered")
         return answers
 
-    def _ask(self, node_ids: Iterable[int], limit: float) -> dict[str, int]:
-        """Send queries; return the nodes by the ids of those that were accepted."""
-        messages = [
-            Message(RecordDict(), node_id, MessageType.QUERY, ttl=max(limit, 1.0))
-            for node_id in node_ids
-        ]
-        accepted = set(self._grid.push_messages(messages)) if messages else set()
-        sent = {message.metadata.message_id: message for message in messages}
-        return {key: sent[key].metadata.dst_node_id for key in sent if key in accepted}
+    def _welcome(self, node_id: int, answer: Answer) -> None:
+        client = self._join(node_id, answer)
+        log.info("Joined: %s", client.named(node_id))
 
-    def _join(self, node_id: int, answer: _Answer) -> None:
+    def _join(self, node_id: int, answer: Answer) -> Client:
         run = self._run
         client = run.clients.join(node_id, answer.partition, answer.num_examples, answer.host)
         run.emit(
@@ -198,45 +191,13 @@ class Membership:
                 host=client.host,
             )
         )
+        return client
 
     def _notice(self, reason: str) -> None:
         self._run.emit(Waiting(time=self._run.clock.now, reason=reason))
 
 
-@dataclass(frozen=True)
-class _Answer:
-    """What a node says about itself."""
-
-    partition: int | None = None
-    num_examples: int | None = None
-    host: str = ""
-    problem: str = ""
-
-
-def _read_answer(reply: Message) -> _Answer:
-    if reply.has_error():
-        return _Answer(problem=error_text(reply))
-    try:
-        content = read_metrics_reply(reply)
-    except InvalidReplyError as error:
-        return _Answer(problem=str(error))
-    metrics = next(iter(content.metric_records.values()))
-    partition, num_examples = metrics.get("partition-id"), metrics.get("num-examples")
-    return _Answer(
-        partition=partition if isinstance(partition, int) and partition >= 0 else None,
-        num_examples=num_examples if isinstance(num_examples, int) and num_examples > 0 else None,
-        host=_read_host(content),
-        problem="" if isinstance(partition, int) else "it told no partition-id",
-    )
-
-
-def _read_host(content: RecordDict) -> str:
-    """Return the name of its machine that a node told, safe to show; empty if it told none."""
-    host = content.config_records.get("node", ConfigRecord()).get("host-name")
-    return shown(host) if isinstance(host, str) else ""
-
-
-def _check_partitions(answers: dict[int, _Answer]) -> None:
+def _check_partitions(answers: dict[int, Answer]) -> None:
     """Where the nodes are fixed everybody has to be known, for runs that can be repeated."""
     for node_id, answer in answers.items():
         if answer.partition is None:
