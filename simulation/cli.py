@@ -143,15 +143,21 @@ def run(engine: str, **given: Any) -> int:
     metavar="N",
     help="How many SuperNodes (default: 4).",
 )
+@click.option(
+    "--cold",
+    is_flag=True,
+    help="Start every client as Flower does, with all its imports, and not from a warm process.",
+)
 @_common
 def deploy(**given: Any) -> int:
     """Train on real Flower processes on this machine.
 
     One SuperLink, and one SuperNode for each client, that talk gRPC as they would between machines.
-    Every update takes seconds, because Flower starts a new process for it.
+    An update takes seconds, because an idle node asks for work every three.
     """
+    warm = not given.pop("cold")
     arguments = SimpleNamespace(**given, clock="wall", default_clients=4)
-    return _launch(arguments, "processes", Resources())
+    return _launch(arguments, "processes", Resources(warm=warm))
 
 
 COMMANDS: dict[str, click.Command] = {

@@ -39,6 +39,8 @@ class Resources:
         ray: CPU cores for one client.
     client_gpus : float (default: 0.0)
         ray: GPUs, or the part of one, for one client.
+    warm : bool (default: True)
+        processes: whether nodes start clients from a warm process, or as Flower does.
     """
 
     workers: int | None = None
@@ -46,6 +48,7 @@ class Resources:
     cpus: int | None = None
     client_cpus: int = 1
     client_gpus: float = 0.0
+    warm: bool = True
 
 
 @dataclass(frozen=True)
@@ -112,7 +115,11 @@ def _local(launch: Launch) -> dict[str, Any]:
 def _processes(launch: Launch) -> dict[str, Any]:
     launch.say(f"Starting a SuperLink and {launch.clients} SuperNodes as processes.")
     return run_on_processes(
-        launch.app, launch.run_config, num_nodes=launch.clients, stream=launch.stream
+        launch.app,
+        launch.run_config,
+        num_nodes=launch.clients,
+        stream=launch.stream,
+        warm=launch.resources.warm,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import socket
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -87,6 +88,9 @@ class Deployment:
     database : Path | None (default: None)
         File that keeps the SuperLink's state, so that it knows its nodes and runs again after
         `restart_superlink`; by default the state lives in memory.
+    warm : bool (default: True)
+        Whether nodes start ClientApps from a warm process (`fedpsa_strategy.node`), or as Flower
+        does, each with all its imports.
 
     Attributes
     ----------
@@ -107,6 +111,7 @@ class Deployment:
         log_dir: Path | None = None,
         flwr_home: Path | None = None,
         database: Path | None = None,
+        warm: bool = True,
     ) -> None:
         if node_configs is None:
             node_configs = [
@@ -117,6 +122,9 @@ class Deployment:
         self.app_dir = Path(app_dir).resolve()
         self.nodes: list[Node] = []
         self._node_configs = node_configs
+        self._supernode = (
+            [sys.executable, "-m", "fedpsa_strategy.node"] if warm else ["flower-supernode"]
+        )
         self._context = running_superlink(
             simulation=False, log_dir=log_dir, flwr_home=flwr_home, database=database
         )
@@ -194,7 +202,7 @@ class Deployment:
         process = self.superlink.group.start(
             f"supernode-{len(self.nodes)}",
             [
-                "flower-supernode",
+                *self._supernode,
                 "--insecure",
                 "--isolation=subprocess",
                 f"--superlink={self.superlink.fleet_address}",
@@ -255,6 +263,7 @@ def run_on_processes(
     node_configs: Sequence[Mapping[str, ConfigValue]] | None = None,
     stream: bool = True,
     flwr_home: Path | None = None,
+    warm: bool = True,
 ) -> dict[str, Any]:
     """Run the app once on a deployment of its own, and leave nothing running.
 
@@ -273,6 +282,8 @@ def run_on_processes(
         Whether to print the run's log.
     flwr_home : Path | None (default: None)
         Folder for Flower's state, which is then kept; a temporary one by default.
+    warm : bool (default: True)
+        Whether nodes start ClientApps from a warm process.
 
     Returns
     -------
@@ -293,5 +304,6 @@ def run_on_processes(
         node_configs=node_configs,
         log_dir=log_folder(run_dir),
         flwr_home=flwr_home,
+        warm=warm,
     ) as deployment:
         return deployment.run(run_config, stream=stream)

@@ -1,0 +1,90 @@
+"""The first of the two warm processes: it starts the other one again if it dies, and cleans up.
+
+It imports nothing beyond the standard library, and ends with the SuperNode. That shows on the
+lifeline: a pipe whose other end only the SuperNode has, so that it closes however that ends.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import signal
+import socket
+import time
+from pathlib import Path
+from types import CodeType
+from typing import NoReturn
+
+from fedpsa_strategy.node.front import DOWN, STARTING
+from fedpsa_strategy.node.server import CANNOT, STALE, Wakeups, serve, set_state
+from fedpsa_strategy.node.settings import NodeSettings, say
+
+_LONGEST_PAUSE = 60.0
+
+
+def keep(folder: Path, listener: socket.socket, lifeline: int) -> CodeType:
+    """Keep a warm process running until the SuperNode ends.
+
+    Returns only in the children of that process: the program to run there.
+
+    Parameters
+    ----------
+    folder : Path
+        The node's folder, which is removed in the end.
+    listener : socket.socket
+        Where those who want to start a ClientApp connect.
+    lifeline : int
+        A file descriptor that can be read when the SuperNode has ended.
+    """
+    settings = NodeSettings.read(folder)
+    before = {
+        number: signal.signal(number, lambda *_: _end(folder))
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) != signal.SIG_IGN
+    }
+    wakeups = Wakeups()
+    pause = 0.0
+    while True:
+        set_state(folder, STARTING)
+        started = time.monotonic()
+        pid = os.fork()
+        if pid == 0:
+            wakeups.close()
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            return serve(folder, listener, lifeline, settings)
+        code = _wait(pid, lifeline, wakeups)
+        if code is None:
+            os.kill(pid, signal.SIGKILL)
+            _end(folder)
+        if code == CANNOT:
+            set_state(folder, DOWN)
+            listener.close()
+            select.select([lifeline], [], [])
+            _end(folder)
+        if code != STALE:
+            lasted = time.monotonic() - started
+            pause = 0.0 if lasted > _LONGEST_PAUSE else min(_LONGEST_PAUSE, 2 * pause + 1)
+            say(f"the warm process ended (exit code {code}); a new one starts in {pause:g} s")
+            set_state(folder, DOWN)
+            if select.select([lifeline], [], [], pause)[0]:
+                _end(folder)
+
+
+def _wait(pid: int, lifeline: int, wakeups: Wakeups) -> int | None:
+    """Wait for the warm process to end, and return its exit code; None if the SuperNode did."""
+    while True:
+        ready, _, _ = select.select([lifeline, wakeups.reader], [], [])
+        if lifeline in ready:
+            return None
+        wakeups.drain()
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+
+
+def _end(folder: Path) -> NoReturn:
+    # The warm process has the lifeline too. What it has forked ends as Flower's processes do.
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(0)
