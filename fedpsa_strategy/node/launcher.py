@@ -61,12 +61,12 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     environment = dict(os.environ)
-    # A command that is called by its path, without its environment activated, finds the others.
-    scripts = sysconfig.get_path("scripts")
-    if shutil.which(SUPERNODE, path=scripts):
-        path = environment.get("PATH", os.defpath)
-        environment["PATH"] = os.pathsep.join([scripts, path])
     supernode = shutil.which(SUPERNODE, path=environment.get("PATH"))
+    if supernode is None:
+        # A command that was called by its path, without its environment activated.
+        scripts = sysconfig.get_path("scripts")
+        environment["PATH"] = os.pathsep.join([scripts, environment.get("PATH", os.defpath)])
+        supernode = shutil.which(SUPERNODE, path=scripts)
     if supernode is None:
         sys.exit(f"fedpsa-node: {SUPERNODE} is not installed here (pip install flwr).")
     if {"-h", "--help"} & set(arguments):

@@ -13,7 +13,6 @@ import socket
 import sys
 from pathlib import Path
 
-
 _exit_code = 0
 
 

@@ -91,7 +91,7 @@ def test_a_node_that_does_not_start_is_named(
     broken.write_text("#!/bin/sh\necho 'no such luck'\nexit 3\n")
     broken.chmod(0o755)
     # The interpreter's folder comes first in the launch's PATH, so pretend that it is this one.
-    for name in ("flower-superlink", "flower-superexec", "flwr"):
+    for name in ("flower-superlink", "flower-superexec", "flwr", "python"):
         (commands / name).symlink_to(Path(sys.executable).parent / name)
     monkeypatch.setattr(sys, "executable", str(commands / "python"))
     monkeypatch.setattr("simulation.engines.flower.processes.start_guard", lambda *_: None)
