@@ -19,9 +19,10 @@ from fedpsa_strategy.probe.probe import LossFn
 from fedpsa_strategy.probe.state_dicts import load_values, parameter_views, read_arrays
 from fedpsa_strategy.seeds import model_seed
 from task.hardware import resolve_device, set_threads
+from task.kinds import CLASSES, Kind
 from task.own_checks import check_own_task
-from task.tasks import DatasetTask, LearningTask, as_shard, find_task
-from task.training import evaluate as evaluate_model
+from task.tasks import DatasetTask, LearningTask, as_shard, find_task, own_metrics_of
+from task.training import measure
 from task.training import train as train_model
 
 app = ClientApp()
@@ -91,12 +92,18 @@ def evaluate(message: Message, context: Context) -> Message:
     arrays = read_arrays(cast(ArrayRecord, message.content["arrays"]))
     model = _loaded_model(task, arrays, context.run_config, device)
     loss_fn = _loss_fn(task)
+    kind: Kind | None = CLASSES
     if loss_fn is not None:
-        check_own_task(model, shard, loss_fn, "train_data")
-    loss, accuracy = evaluate_model(model, shard, device=device, loss_fn=loss_fn)
-    metrics = MetricRecord({"loss": loss, "num-examples": len(shard)})
-    if accuracy is not None:
-        metrics["accuracy"] = accuracy
+        kind = check_own_task(model, shard, loss_fn, "train_data")
+    found = measure(
+        model,
+        shard,
+        device=device,
+        loss_fn=loss_fn,
+        kind=kind,
+        metrics_fn=own_metrics_of(task),
+    )
+    metrics = MetricRecord({**found, "num-examples": len(shard)})
     return Message(RecordDict({"metrics": metrics}), reply_to=message)
 
 

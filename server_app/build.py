@@ -29,6 +29,7 @@ from fedpsa_strategy import (
 from fedpsa_strategy.methods.base import Sketched
 from fedpsa_strategy.methods.fedpac import FedPACMethod
 from fedpsa_strategy.probe.sensitivity import num_trainable
+from fedpsa_strategy.probe.state_dicts import as_array
 from fedpsa_strategy.seeds import derive, model_seed
 from fedpsa_strategy.server.callbacks import NormGuard
 from fedpsa_strategy.server.clock import DAY, Clock, Latency
@@ -42,9 +43,17 @@ from server_app.privacy import make_privacy
 from server_app.settings import Settings
 from server_app.task_defaults import resolve
 from task.hardware import resolve_device
+from task.kinds import Kind
 from task.own_checks import check_cross_entropy, check_own_task
-from task.tasks import DatasetTask, LearningTask, as_shard, calibration_recipe, find_task
-from task.training import evaluate
+from task.tasks import (
+    DatasetTask,
+    LearningTask,
+    as_shard,
+    calibration_recipe,
+    find_task,
+    own_metrics_of,
+)
+from task.training import measure
 
 Config = dict[str, Any]
 
@@ -65,8 +74,7 @@ def build_experiment(settings: Settings, listeners: Sequence[Listener]) -> Exper
     task = make_task(settings)
     model = task.make_model(model_seed(settings.seed))
     model.to(resolve_device(settings.device))
-    if not isinstance(task, DatasetTask):
-        check_own_task(model, as_shard(task.test_data(), "test_data"), task.loss, "test_data")
+    kind = check_own_task(model, as_shard(task.test_data(), "test_data"), task.loss, "test_data")
     common: Config = {
         "fraction_train": settings.fraction_train,
         "max_in_flight": settings.max_in_flight or None,
@@ -105,7 +113,7 @@ def build_experiment(settings: Settings, listeners: Sequence[Listener]) -> Exper
         "local-epochs": settings.local_epochs,
         "batch-size": settings.batch_size,
     }
-    strategy = make_strategy(settings, task, model, config, common)
+    strategy = make_strategy(settings, task, model, kind, config, common)
     if every := getattr(settings.method, "alignment_every", 0):
         strategy.callbacks.append(
             Alignment(
@@ -120,7 +128,7 @@ def build_experiment(settings: Settings, listeners: Sequence[Listener]) -> Exper
         strategy=strategy,
         initial_arrays=arrays_of(model),
         train_config=ConfigRecord(config),
-        evaluate_fn=make_evaluate_fn(settings, task, model, strategy),
+        evaluate_fn=make_evaluate_fn(settings, task, model, kind, strategy),
     )
 
 
@@ -132,12 +140,17 @@ def _uploads_per_version(settings: Settings) -> int | None:
 
 
 def make_strategy(
-    settings: Settings, task: LearningTask, model: nn.Module, config: Config, common: Config
+    settings: Settings,
+    task: LearningTask,
+    model: nn.Module,
+    kind: Kind | None,
+    config: Config,
+    common: Config,
 ) -> AsyncStrategy:
     """Return the strategy; what clients need for sketches is added to the train config."""
     method = settings.method
     if isinstance(method, Sketched):
-        probe = make_probe(method, task, model)
+        probe = make_probe(method, task, model, kind)
         config |= probe.config(method.calibration_transport)
         as_arrays = method.calibration_transport == "arrays"
         return FedPSA(
@@ -197,13 +210,13 @@ def make_task(settings: Settings) -> LearningTask:
     )
 
 
-def make_probe(method: Sketched, task: LearningTask, model: nn.Module) -> Probe:
+def make_probe(method: Sketched, task: LearningTask, model: nn.Module, kind: Kind | None) -> Probe:
     """Return the probe with which server and clients sketch models."""
     shard = as_shard(task.test_data(), "test_data")
     if method.calibration == "gaussian":
         return Probe.gaussian(
             model,
-            **calibration_recipe(model, shard),
+            **calibration_recipe(shard, kind),
             size=method.calibration_size,
             seed=method.calibration_seed,
             dim=method.sketch_dim,
@@ -216,26 +229,28 @@ def make_probe(method: Sketched, task: LearningTask, model: nn.Module) -> Probe:
     generator = np.random.Generator(np.random.Philox(method.calibration_seed))
     size = min(method.calibration_size, len(shard))
     chosen = generator.choice(len(shard), size, replace=False)
-    calibration = Calibration.real(shard.x[chosen].numpy(), shard.y[chosen].numpy())
-    kind: Any = method.sketch_kind
-    sketch = Sketch(num_trainable(model), method.sketch_dim, method.sketch_seed, kind)
+    calibration = Calibration.real(as_array(shard.x[chosen]), as_array(shard.y[chosen]))
+    law: Any = method.sketch_kind
+    sketch = Sketch(num_trainable(model), method.sketch_dim, method.sketch_seed, law)
     return Probe(calibration, sketch, method.signal, task.loss)
 
 
 def make_evaluate_fn(
-    settings: Settings, task: LearningTask, model: nn.Module, strategy: AsyncStrategy
+    settings: Settings,
+    task: LearningTask,
+    model: nn.Module,
+    kind: Kind | None,
+    strategy: AsyncStrategy,
 ) -> Callable[[int, ArrayRecord], MetricRecord]:
     """Return centralised evaluation on the test data; `model` is used as a workspace."""
     shard = as_shard(task.test_data(), "test_data")
     device = resolve_device(settings.device)
     loss_fn = None if isinstance(task, DatasetTask) else task.loss
+    common: Config = {"device": device, "loss_fn": loss_fn, "metrics_fn": own_metrics_of(task)}
 
     def evaluate_arrays(version: int, arrays: ArrayRecord) -> MetricRecord:  # noqa: ARG001
         load_arrays(model, arrays)
-        loss, accuracy = evaluate(model, shard, device=device, loss_fn=loss_fn)
-        metrics = MetricRecord({"loss": loss})
-        if accuracy is not None:
-            metrics["accuracy"] = accuracy
+        metrics = MetricRecord({**measure(model, shard, kind=kind, **common)})
         if isinstance(strategy, FedPAC):
             personal = personal_accuracy(model, shard, strategy.personal_heads(), device=device)
             if personal is not None:

@@ -18,7 +18,9 @@ from torch.nn import functional
 
 from task.datasets import dataset_info
 from task.errors import TaskError
+from task.kinds import Kind
 from task.models import make_model
+from task.own_metrics import MetricsFn
 from task.shards import Shard, client_shard, file_shard, test_shard, warm_cache
 
 __all__ = [
@@ -28,6 +30,7 @@ __all__ = [
     "as_shard",
     "calibration_recipe",
     "find_task",
+    "own_metrics_of",
 ]
 
 FUNCTIONS = ("make_model", "train_data", "test_data", "loss")
@@ -45,7 +48,7 @@ class LearningTask(Protocol):
     def test_data(self) -> Any:
         """Return the inputs and targets that the server tests on, as two tensors."""
 
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def loss(self, outputs: Any, targets: Tensor) -> Tensor:
         """Return one loss per sample."""
 
 
@@ -165,6 +168,17 @@ def find_task(reference: str) -> LearningTask:
     return task
 
 
+def own_metrics_of(task: LearningTask) -> MetricsFn | None:
+    """Return a task's function `metrics(outputs, targets)`, if it has one."""
+    found = getattr(task, "metrics", None)
+    if found is None:
+        return None
+    if not callable(found):
+        raise TaskError("a task's `metrics` must be a function of outputs and targets")
+    metrics_fn: MetricsFn = found
+    return metrics_fn
+
+
 def as_shard(data: Any, what: str) -> Shard:
     """Return inputs and targets as a shard, checked.
 
@@ -188,20 +202,23 @@ def as_shard(data: Any, what: str) -> Shard:
     return Shard(x.contiguous(), y.contiguous())
 
 
-def calibration_recipe(model: nn.Module, shard: Shard) -> dict[str, Any]:
-    """Return how a calibration batch for this model is drawn, judged by some real samples."""
+def calibration_recipe(shard: Shard, kind: Kind | None) -> dict[str, Any]:
+    """Return how a calibration batch like some real samples is drawn.
+
+    Parameters
+    ----------
+    shard : Shard
+        The samples.
+    kind : Kind | None
+        What their targets are, as `check_own_task` found.
+    """
     recipe: dict[str, Any] = {"shape": tuple(shard.x.shape[1:])}
     if not shard.x.is_floating_point():
         recipe["vocabulary"] = int(shard.x.max()) + 1
-    if shard.y.is_floating_point():
+    if shard.y.dim() > 1 or shard.y.is_floating_point():
         recipe["target_shape"] = tuple(shard.y.shape[1:])
-    else:
-        training = model.training
-        with torch.no_grad():
-            device = next(model.parameters()).device
-            outputs = model.eval()(shard.x[:1].to(device))
-        model.train(training)
-        recipe["num_classes"] = int(outputs.shape[-1])
+    if not shard.y.is_floating_point():
+        recipe["num_classes"] = int(shard.y.max()) + 1 if kind is None else kind.num_classes
     return recipe
 
 

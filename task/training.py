@@ -2,16 +2,19 @@
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from task.hardware import move, resolve_device, set_threads
+from task.kinds import CLASSES, Kind, logits_of
+from task.own_metrics import MetricsFn, on_cpu, own_metrics
 from task.steps import CompiledStepError, LossFn, in_layout_of, make_training
 from task.tensors import Shard
 
-__all__ = ["CompiledStepError", "evaluate", "resolve_device", "set_threads", "train"]
+__all__ = ["CompiledStepError", "evaluate", "measure", "resolve_device", "set_threads", "train"]
 
 
 def train(
@@ -92,6 +95,26 @@ def evaluate(
 ) -> tuple[float, float | None]:
     """Return a model's mean loss and accuracy (None where targets are not classes).
 
+    See `measure` for the parameters.
+    """
+    found = measure(model, shard, device=device, batch_size=batch_size, loss_fn=loss_fn)
+    return found["loss"], found.get("accuracy")
+
+
+def measure(
+    model: nn.Module,
+    shard: Shard,
+    *,
+    device: str | torch.device = "cpu",
+    batch_size: int = 1000,
+    loss_fn: LossFn | None = None,
+    kind: Kind | None = CLASSES,
+    metrics_fn: MetricsFn | None = None,
+) -> dict[str, float]:
+    """Return a model's mean loss, its accuracy if it has one, and more if somebody asks for it.
+
+    The accuracy is the share of right targets, whether a sample has one or many.
+
     Parameters
     ----------
     model : nn.Module
@@ -102,27 +125,43 @@ def evaluate(
         Where to evaluate; see ``resolve_device``.
     batch_size : int (default: 1000)
         Samples per forward pass.
-    loss_fn : Callable[[Tensor, Tensor], Tensor] | None (default: None)
+    loss_fn : Callable[[Any, Tensor], Tensor] | None (default: None)
         Loss per sample; None is cross-entropy.
+    kind : Kind | None (default: CLASSES)
+        What integer targets are; None: nothing that could be right.
+    metrics_fn : Callable[[Any, Tensor], Mapping[str, float]] | None (default: None)
+        Further numbers, from the outputs for all samples and their targets, on the CPU.
     """
     place = resolve_device(device)
     move(model, place)
-    classes = not shard.y.is_floating_point()
+    if shard.y.is_floating_point():
+        kind = None
     loss = torch.zeros((), dtype=torch.float64, device=place)
     correct = torch.zeros((), dtype=torch.int64, device=place)
+    positions = torch.zeros((), dtype=torch.int64, device=place)
+    held: list[Any] = []
     with _mode(model, training=False), torch.no_grad():
         for x, y in zip(
             torch.split(shard.x, batch_size), torch.split(shard.y, batch_size), strict=True
         ):
-            logits = model(in_layout_of(model, x.to(place)))
+            outputs = model(in_layout_of(model, x.to(place)))
             targets = y.to(place)
             if loss_fn is None:
-                loss += functional.cross_entropy(logits, targets, reduction="sum")
+                loss += functional.cross_entropy(outputs, targets, reduction="sum")
             else:
-                loss += loss_fn(logits, targets).sum()
-            if classes:
-                correct += (logits.argmax(dim=1) == targets).sum()
-    return float(loss) / len(shard), float(correct) / len(shard) if classes else None
+                losses = loss_fn(outputs, targets)
+                # A sum of a thousand losses has no place in 16 bits.
+                loss += losses.to(torch.promote_types(losses.dtype, torch.float32)).sum()
+            if kind is not None and (logits := logits_of(outputs)) is not None:
+                right, among = kind.count(logits, targets)
+                correct += right
+                positions += among
+            if metrics_fn is not None:
+                held.append(on_cpu(outputs))
+    found = {"loss": float(loss) / len(shard)}
+    if kind is not None and int(positions):
+        found["accuracy"] = float(correct) / int(positions)
+    return found | (own_metrics(metrics_fn, held, shard.y) if metrics_fn is not None else {})
 
 
 @contextlib.contextmanager

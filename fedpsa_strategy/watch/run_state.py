@@ -61,6 +61,8 @@ class RunState:
         What the server's evaluations say.
     curve, losses : Curve
         Accuracies and losses of the server's evaluations.
+    metrics : dict[str, float]
+        Other numbers of its last one.
     temperature, effective_number, server_seconds : float | None
         The newest of each.
     privacy : dict[str, float]
@@ -81,6 +83,7 @@ class RunState:
         self.uploads_seen = 0
         self.accuracy: float | None = None
         self.best_accuracy: float | None = None
+        self.metrics: dict[str, float] = {}
         self.loss: float | None = None
         self.curve: Curve = []
         self.losses: Curve = []
@@ -181,6 +184,7 @@ class RunState:
             "mean_kappa": self.mean("kappa"),
             "mean_staleness": self.mean("staleness"),
             "mean_effective_number": self.mean("effective_number"),
+            **({"metrics": self.metrics} if self.metrics else {}),
         } | ({"privacy": self.privacy} if self.privacy else {})
 
     def _begin(self, event: RunStarted) -> None:
@@ -212,6 +216,9 @@ class RunState:
             self.privacy = numbers
 
     def _take_evaluation(self, event: Evaluated) -> None:
+        found = {name: finite(value) for name, value in event.metrics.items()}
+        named = {name: value for name, value in found.items() if name not in ("loss", "accuracy")}
+        self.metrics = {name: value for name, value in named.items() if value is not None}
         self.loss = finite(event.metrics.get("loss"))
         if self.loss is not None:
             self.losses.append((event.time, self.loss))

@@ -8,6 +8,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+import torch
 
 OF_RAY = ("The current node timed out during startup",)
 DOCS = Path(__file__).parents[2] / "docs"
@@ -67,7 +68,10 @@ def test_the_example_of_an_own_task_learns(tmp_path, monkeypatch, caplog):
     from simulation.engines.local.run import run_locally
     from task.tasks import find_task
 
-    (code,) = code_blocks("OWN_TASK.md", "python")
+    metrics, code = code_blocks("OWN_TASK.md", "python")
+    exec(metrics, names := {})
+    found = names["metrics"](torch.tensor([[2.0], [-1.0], [1.0]]), torch.tensor([1, 0, 0]))
+    assert float(found["f1"]) == pytest.approx(2 / 3)
     (tmp_path / "my_task.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "my_task", raising=False)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from task.models import make_model
+from task.kinds import Kind
 from task.shards import Shard
 from task.tasks import DatasetTask, TaskError, as_shard, calibration_recipe, find_task
 
@@ -57,13 +57,17 @@ def test_data_is_checked():
 
 def test_the_calibration_batch_follows_the_data():
     images = Shard(torch.zeros(2, 1, 8, 8), torch.tensor([0, 1]))
-    recipe = calibration_recipe(make_model("digits", 0), images)
-    assert recipe == {"shape": (1, 8, 8), "num_classes": 10}
+    assert calibration_recipe(images, Kind(10, 1)) == {"shape": (1, 8, 8), "num_classes": 10}
     tokens = Shard(torch.tensor([[1, 7], [3, 2]]), torch.tensor([0, 1]))
-    text = nn.Sequential(nn.Embedding(20, 4), nn.Flatten(), nn.Linear(8, 3))
-    assert calibration_recipe(text, tokens) == {"shape": (2,), "vocabulary": 8, "num_classes": 3}
+    recipe = {"shape": (2,), "vocabulary": 8, "num_classes": 3}
+    assert calibration_recipe(tokens, Kind(3, 1)) == recipe
     numbers = Shard(torch.zeros(2, 5), torch.zeros(2, 2))
-    assert calibration_recipe(nn.Linear(5, 2), numbers) == {"shape": (5,), "target_shape": (2,)}
+    assert calibration_recipe(numbers, None) == {"shape": (5,), "target_shape": (2,)}
+    masks = Shard(torch.zeros(2, 3, 4, 4), torch.zeros(2, 4, 4, dtype=torch.int64))
+    recipe = {"shape": (3, 4, 4), "target_shape": (4, 4), "num_classes": 2}
+    assert calibration_recipe(masks, Kind(2, None)) == recipe
+    unknown = Shard(torch.zeros(2, 5), torch.tensor([0, 4]))  # outputs that are no tensor
+    assert calibration_recipe(unknown, None) == {"shape": (5,), "num_classes": 5}
 
 
 def test_the_datasets_loss_is_cross_entropy_per_sample():
