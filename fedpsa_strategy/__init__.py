@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from fedpsa_strategy.server.options import Evaluation, Failures, Limits, Training
     from fedpsa_strategy.server.strategies import CA2FL, FedAsync, FedAvg, FedBuff, FedFa, Midpoint
     from fedpsa_strategy.server.strategy import AsyncStrategy
+    from fedpsa_strategy.watch.runs import Comparison, Run, compare, load
 
 _PLACES = {
     "client.mod": ("fedpsa_mod",),
@@ -53,6 +54,7 @@ _PLACES = {
     "server.options": ("Evaluation", "Failures", "Limits", "Training"),
     "server.strategies": ("CA2FL", "FedAsync", "FedAvg", "FedBuff", "FedFa", "Midpoint"),
     "server.strategy": ("AsyncStrategy",),
+    "watch.runs": ("Comparison", "Run", "compare", "load"),
 }
 _MODULE_OF = {name: module for module, names in _PLACES.items() for name in names}
 
@@ -62,6 +64,7 @@ __all__ = [
     "BufferedRule",
     "Calibration",
     "Callback",
+    "Comparison",
     "ConstantLatency",
     "DifferentialPrivacy",
     "Evaluation",
@@ -79,6 +82,7 @@ __all__ = [
     "NormGuard",
     "Probe",
     "Rule",
+    "Run",
     "Sketch",
     "Training",
     "UniformLatency",
@@ -86,7 +90,9 @@ __all__ = [
     "VirtualClock",
     "WallClock",
     "arrays_of",
+    "compare",
     "fedpsa_mod",
+    "load",
     "load_arrays",
     "make_reply",
     "sensitivity",

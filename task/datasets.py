@@ -10,7 +10,7 @@ from task.cache import resolve_cache_dir
 from task.dataset_files import Images, Labels
 from task.download import download as download_files
 from task.errors import DatasetFileError, DatasetNotFoundError
-from task.layouts import LAYOUTS
+from task.layouts import LAYOUTS, Layout
 
 __all__ = [
     "DATASETS",
@@ -141,8 +141,28 @@ def load_raw(
     return arrays
 
 
+def find_dataset(name: str, data_dir: str | Path = "") -> Path | None:
+    """Return where the files of a dataset are; None if they are nowhere.
+
+    Digits are part of scikit-learn, and so is the folder returned for them.
+    """
+    if name == "digits":
+        from sklearn import datasets
+
+        return Path(datasets.__file__).parent
+    found = _find_files(dataset_info(name), resolve_data_dir(data_dir), [])
+    return None if found is None else found[1][0].parent
+
+
 def _load_files(info: DatasetInfo, folder: Path, looked: list[str]) -> tuple[Images, Labels] | None:
     """Load a dataset from the first place that has all its files; note the others in ``looked``."""
+    found = _find_files(info, folder, looked)
+    return None if found is None else found[0].read(found[1], info.shape, info.num_classes)
+
+
+def _find_files(
+    info: DatasetInfo, folder: Path, looked: list[str]
+) -> tuple[Layout, list[Path]] | None:
     places = [
         (layout, place)
         for layout in LAYOUTS[info.name]
@@ -153,7 +173,7 @@ def _load_files(info: DatasetInfo, folder: Path, looked: list[str]) -> tuple[Ima
     for layout, place in places:
         paths, missing = layout.find(place)
         if not missing:
-            return layout.read(paths, info.shape, info.num_classes)
+            return layout, paths
         looked.append(f"{place}: no {', '.join(missing)}")
     return None
 

@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 import tomllib
-import venv
 import zipfile
 from pathlib import Path
 
@@ -14,6 +13,8 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from support.wheel import build_wheel, closure, make_environment
 
 ROOT = Path(__file__).parents[1]
 LIBRARY = ROOT / "fedpsa_strategy"
@@ -102,6 +103,7 @@ def test_the_library_declares_what_it_imports():
     """The core by itself; what torch, the live page and trackers need as extras."""
     rooms = {"probe": ["torch"], "client": ["torch"], "server": ["dp"]}
     rooms["watch"] = ["torch", "watch", *TRACKERS]
+    rooms["cli"] = ["torch", "watch"]
     for path in LIBRARY.iterdir():
         if path.is_dir() and path.name != "__pycache__":
             found = imports(path)
@@ -159,54 +161,15 @@ def test_make_installs_by_the_constraints():
 # --- The wheel ---------------------------------------------------------------------------------
 
 
-def closure(requirements):
-    """Return the names of the distributions that requirements lead to, as installed here."""
-    found, todo = set(), [Requirement(text) for text in requirements]
-    seen = set()
-    while todo:
-        requirement = todo.pop()
-        key = (canonicalize_name(requirement.name), frozenset(requirement.extras))
-        if key in seen:
-            continue
-        seen.add(key)
-        found.add(key[0])
-        for text in importlib.metadata.requires(requirement.name) or []:
-            needed = Requirement(text)
-            # A torch with CUDA brings what it was built with.
-            if needed.name.startswith(("nvidia-", "cuda-", "triton")):
-                continue
-            extras = ["", *requirement.extras]
-            if not needed.marker or any(needed.marker.evaluate({"extra": e}) for e in extras):
-                todo.append(needed)
-    return found
-
-
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("wheel")
-    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder]
-    done = subprocess.run(build, cwd=LIBRARY, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    (path,) = folder.iterdir()
-    return path
+    return build_wheel(tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="module")
 def beside_flower(wheel, tmp_path_factory):
     """Return the Python of an environment with Flower, what Flower needs, and the wheel."""
-    folder = tmp_path_factory.mktemp("environment")
-    venv.create(folder, with_pip=False, symlinks=True)
-    (packages,) = folder.glob("lib/python*/site-packages")
-    for name in closure(["flwr"]):
-        distribution = importlib.metadata.distribution(name)
-        for top in {file.parts[0] for file in distribution.files} - {"..", "__pycache__"}:
-            if not (packages / top).exists():
-                (packages / top).symlink_to(distribution.locate_file(top))
-    python = folder / "bin" / "python"
-    pip = [sys.executable, "-m", "pip", "--python", python, "--quiet"]
-    subprocess.run([*pip, "install", "--no-deps", "--no-index", wheel], check=True)
-    subprocess.run([*pip, "check"], check=True)
-    return python
+    return make_environment(tmp_path_factory.mktemp("environment"), wheel, ["flwr"])
 
 
 def test_the_wheel_is_the_library_alone(wheel):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
 from fedpsa_strategy.cli.main import examples
@@ -22,4 +24,5 @@ def command(words: tuple[str, ...]) -> int:
         raise click.UsageError(
             f"the live page needs {error.name}: pip install the library with its extra `watch`"
         ) from None
-    return main([*words])
+    folder = ["runs"] if not words and Path("runs").is_dir() else []
+    return main([*words, *folder])

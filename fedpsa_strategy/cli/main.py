@@ -18,7 +18,7 @@ INTERRUPTED = 130
 """The exit code after Ctrl-C, as a shell would show it."""
 
 # The modules of this package that have them.
-_EVERYWHERE = {"dashboard": "dashboard"}
+_EVERYWHERE = {"new": "new", "doctor": "doctor", "dashboard": "dashboard", "compare": "compare"}
 _IN_CHECKOUT = {
     "run": "train with simulated clients on this machine",
     "deploy": "train on real Flower processes that talk gRPC",

@@ -1,15 +1,15 @@
-"""The picture of a run."""
+"""Pictures of runs."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from io import BytesIO
 
 from fedpsa_strategy.server.clock import DAY
+from fedpsa_strategy.watch.run_state import Curve
 
 
-def draw_curve(
-    curve: list[tuple[float, float]], *, title: str, virtual: bool, measure: str = "accuracy"
-) -> bytes:
+def draw_curve(curve: Curve, *, title: str, virtual: bool, measure: str = "accuracy") -> bytes:
     """Return a PNG of accuracy or loss against time.
 
     Parameters
@@ -23,30 +23,56 @@ def draw_curve(
     measure : "accuracy" or "loss" (default: "accuracy")
         What the values are.
     """
+    percent = measure == "accuracy"
+    points = [(time / DAY if virtual else time, value) for time, value in curve]
+    unit = "virtual days" if virtual else "seconds"
+    return _draw({"": points}, title, unit, percent, f"test {measure}")
+
+
+def draw_curves(curves: Mapping[str, Curve], *, unit: str, measure: str = "accuracy") -> bytes:
+    """Return a PNG of several curves.
+
+    Parameters
+    ----------
+    curves : Mapping[str, list[tuple[float, float]]]
+        Times and values, by what is written beside them.
+    unit : str
+        What the times are.
+    measure : "accuracy" or "loss" (default: "accuracy")
+        What the values are.
+    """
+    return _draw(curves, "", unit, measure == "accuracy", f"test {measure}")
+
+
+def _draw(curves: Mapping[str, Curve], title: str, unit: str, percent: bool, what: str) -> bytes:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    times = [time / DAY if virtual else time for time, _ in curve]
-    percent = measure == "accuracy"
-    values = [100 * value if percent else value for _, value in curve]
     figure = Figure(figsize=(7.0, 3.8), dpi=130, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    axes.plot(times, values, color="#0b6e99", linewidth=1.8)
-    if curve:
-        axes.plot(times[-1:], values[-1:], "o", color="#0b6e99", markersize=5)
-        axes.annotate(
-            f"{values[-1]:.1f} %" if percent else f"{values[-1]:.3g}",
-            (times[-1], values[-1]),
-            textcoords="offset points",
-            xytext=(-2, -34 if percent else 16),  # where the curve is not
-            ha="right",
-            color="#0b6e99",
-            weight="bold",
-        )
+    alone = len(curves) == 1
+    for label, curve in curves.items():
+        times = [time for time, _ in curve]
+        values = [100 * value if percent else value for _, value in curve]
+        colour = "#0b6e99" if alone else None
+        (line,) = axes.plot(times, values, color=colour, linewidth=1.8, label=label)
+        axes.plot(times[-1:], values[-1:], "o", color=line.get_color(), markersize=5)
+        if curve and alone:
+            axes.annotate(
+                f"{values[-1]:.1f} %" if percent else f"{values[-1]:.3g}",
+                (times[-1], values[-1]),
+                textcoords="offset points",
+                xytext=(-2, -34 if percent else 16),  # where the curve is not
+                ha="right",
+                color=line.get_color(),
+                weight="bold",
+            )
+    if not alone:
+        axes.legend(frameon=False, fontsize=9)
     axes.set_title(title, loc="left", fontsize=11)
-    axes.set_xlabel("virtual days" if virtual else "seconds")
-    axes.set_ylabel("test accuracy (%)" if percent else "test loss")
+    axes.set_xlabel(unit)
+    axes.set_ylabel(f"{what} (%)" if percent else what)
     axes.set_ylim(0, 100 if percent else None)
     axes.set_xlim(left=0)
     axes.grid(alpha=0.25)

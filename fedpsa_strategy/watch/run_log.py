@@ -6,9 +6,12 @@ import json
 import logging
 import time
 from collections.abc import Callable, Mapping
+from io import BytesIO
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+import numpy as np
 
 from fedpsa_strategy.files import make_private_folder, write_atomically
 from fedpsa_strategy.server.events import Event
@@ -69,6 +72,16 @@ class RunLog:
         self._events(event)
         self.run(event, self._wall())
 
+    def write_model(self, arrays: Mapping[str, Any]) -> None:
+        """Write a model beside the events, for `fedpsa_strategy.load(folder).model`.
+
+        Parameters
+        ----------
+        arrays : Mapping[str, Array]
+            Flower's ArrayRecord, usually the one in the strategy's result.
+        """
+        write_atomically(self.folder / "model.npz", _npz({k: a.numpy() for k, a in arrays.items()}))
+
     def __enter__(self) -> RunLog:
         return self
 
@@ -96,3 +109,9 @@ class RunLog:
     def _write(self, name: str, values: Mapping[str, Any]) -> None:
         text = json.dumps(plain(values), indent=2, default=str) + "\n"
         write_atomically(self.folder / name, text)
+
+
+def _npz(arrays: Mapping[str, Any]) -> bytes:
+    buffer = BytesIO()
+    np.savez(buffer, **arrays)
+    return buffer.getvalue()

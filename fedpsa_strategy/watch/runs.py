@@ -1,0 +1,406 @@
+"""Runs of before: what they measured, as numbers, tables and pictures.
+
+Any run will do that has written events into a folder: this repository's app does, and every app
+that gives its strategy a `RunLog`.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import import_module
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import numpy as np
+
+from fedpsa_strategy.files import open_regular, write_atomically
+from fedpsa_strategy.server.clock import DAY
+from fedpsa_strategy.watch.curve import draw_curves
+from fedpsa_strategy.watch.event_log import parse_line, read_events
+from fedpsa_strategy.watch.run_state import Curve, RunState
+
+Row = dict[str, Any]
+
+MEASURED = ("accuracy", "best_accuracy", "loss", "area_under_curve", "versions", "uploads")
+"""What a comparison tells of every run, beside `seconds`."""
+
+# Settings that say where and how a run was run, or are told in columns of their own.
+_ELSEWHERE = {
+    *("run-dir", "data-dir", "cache-dir", "runs-dir", "resume", "tags", "status-interval"),
+    *("checkpoint-versions", "checkpoint-seconds", "checkpoint-keep", "tensorboard", "threads"),
+    *("device", "reply-timeout", "node-timeout", "strategy", "dataset", "task", "seed"),
+}
+
+
+class NotARunError(ValueError):
+    """A folder that holds no run; the text says what was looked for."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture, which notebooks show.
+
+    Parameters
+    ----------
+    png : bytes
+        The file's content.
+    """
+
+    png: bytes
+
+    def save(self, path: Path | str) -> None:
+        """Write it to a file."""
+        write_atomically(Path(path), self.png)
+
+    def _repr_png_(self) -> bytes:
+        return self.png
+
+
+class Run:
+    """A run in a folder, read when something of it is asked for.
+
+    Parameters
+    ----------
+    folder : Path | str
+        The run's folder.
+
+    Raises
+    ------
+    NotARunError
+        If there is no run in it.
+    """
+
+    def __init__(self, folder: Path | str) -> None:
+        self.folder = Path(folder)
+        if not is_run(self.folder):
+            raise NotARunError(
+                f"{self.folder} is no run: it has neither events.jsonl nor a summary.json"
+            )
+
+    def __repr__(self) -> str:
+        return f"<Run {self.name}: {self.settings.get('strategy', '?')}, {self.status}>"
+
+    @property
+    def name(self) -> str:
+        """The folder's name."""
+        return self.folder.resolve().name
+
+    @cached_property
+    def settings(self) -> Row:
+        """The settings that it was run with."""
+        return _read(self.folder / "config.toml") or _read(self.folder / "config.json")
+
+    @cached_property
+    def summary(self) -> Row:
+        """What `summary.json` says; of a run without one, what its events add up to."""
+        return _read(self.folder / "summary.json") or {"status": "running", **self._state.numbers()}
+
+    @property
+    def status(self) -> str:
+        """Whether it is "completed", "stopped", "failed" or "running"."""
+        return str(self.summary.get("status", "running"))
+
+    @property
+    def tags(self) -> list[str]:
+        """The words it was given to be found by."""
+        return [word.strip() for word in str(self.settings.get("tags", "")).split(",") if word]
+
+    @property
+    def accuracy(self) -> float | None:
+        """The last test accuracy, 0 to 1; None if there was none."""
+        return self.summary.get("accuracy")
+
+    @property
+    def virtual(self) -> bool:
+        """Whether its time is virtual, so that curves are in days and not in seconds."""
+        return self.settings.get("clock") == "virtual"
+
+    @property
+    def curve(self) -> Any:
+        """Accuracy (or loss, without one) against time, as a DataFrame or a list of rows.
+
+        Times are virtual days with the virtual clock, else seconds.
+        """
+        measure, points = self.points
+        unit = "days" if self.virtual else "seconds"
+        return table([{unit: time, measure: value} for time, value in points], (unit, measure))
+
+    @property
+    def points(self) -> tuple[str, Curve]:
+        """What was measured, "accuracy" or "loss", and the points of its curve."""
+        scale = DAY if self.virtual else 1.0
+        measure = "accuracy" if self._state.curve or not self._state.losses else "loss"
+        found = self._state.curve if measure == "accuracy" else self._state.losses
+        return measure, [(time / scale, value) for time, value in found]
+
+    @property
+    def events(self) -> Any:
+        """All events, as a DataFrame or a list of rows; damaged lines are left out."""
+        return table(list(self._events()), ("event", "time"))
+
+    @property
+    def model(self) -> Any:
+        """The final model's arrays by their names.
+
+        Raises
+        ------
+        FileNotFoundError
+            If the run has left none.
+        """
+        return self.arrays()
+
+    def arrays(self) -> dict[str, Any]:
+        """Return the final model's arrays by their names; see `model`."""
+        path = self.folder / "model.safetensors"
+        if path.exists():
+            from safetensors.numpy import load_file
+
+            return dict(load_file(path))
+        path = self.folder / "model.npz"
+        if not path.exists():
+            raise FileNotFoundError(f"{self.folder} holds no model: the run is {self.status}")
+        with np.load(path, allow_pickle=False) as archive:
+            return dict(archive)
+
+    def plot(self) -> Picture:
+        """Draw its curve."""
+        return _draw([self])
+
+    @cached_property
+    def _state(self) -> RunState:
+        state = RunState()
+        path = self.folder / "events.jsonl"
+        if path.exists():
+            for event in read_events(path):
+                state(event)
+        return state
+
+    def _events(self) -> Iterator[Row]:
+        with suppress(FileNotFoundError), open_regular(self.folder / "events.jsonl") as file:
+            for line in file:
+                with suppress(ValueError):
+                    event = parse_line(line)
+                    event.pop("crc32", None)
+                    yield event
+
+
+class Comparison:
+    """Several runs side by side.
+
+    Parameters
+    ----------
+    runs : Sequence[Run]
+        The runs.
+
+    Attributes
+    ----------
+    rows : list[dict]
+        A row for each run: its name, what tells it from the others, and what it measured.
+    groups : list[dict]
+        A row for all runs that differ in their seed alone: means and standard deviations.
+    """
+
+    def __init__(self, runs: Sequence[Run]) -> None:
+        self.runs = list(runs)
+        columns = self._differing()
+        self.rows = [
+            {
+                "run": run.name,
+                **{key: run.settings.get(key) for key in columns},
+                "seed": run.settings.get("seed"),
+                "status": run.status,
+                **{key: run.summary.get(key) for key in (*MEASURED, "seconds")},
+            }
+            for run in self.runs
+        ]
+        self.groups = [self._group(columns, members) for members in self._grouped(columns)]
+
+    @property
+    def table(self) -> Any:
+        """The rows, as a DataFrame or a list."""
+        return table(self.rows)
+
+    def plot(self) -> Picture:
+        """Draw all curves into one picture."""
+        return _draw(self.runs)
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def text(self, *, each: bool = False) -> str:
+        """Return a table of text: a line for all seeds of a setting, or for each run."""
+        return as_text(self._shown(each=each or len(self.groups) == len(self.rows)))
+
+    def _repr_html_(self) -> str:
+        head, *lines = self._shown(each=len(self.groups) == len(self.rows))
+        cells = "".join(f"<th>{html.escape(name)}</th>" for name in head)
+        body = "".join(
+            "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in line) + "</tr>"
+            for line in lines
+        )
+        return f"<table><tr>{cells}</tr>{body}</table>"
+
+    def _differing(self) -> list[str]:
+        """Return the keys that tell these runs from one another."""
+        keys = list(dict.fromkeys(key for run in self.runs for key in run.settings))
+        found = [
+            key
+            for key in keys
+            if key not in _ELSEWHERE and len({repr(run.settings.get(key)) for run in self.runs}) > 1
+        ]
+        named = [
+            "strategy",
+            "task" if any(r.settings.get("task") for r in self.runs) else "dataset",
+        ]
+        return [*(key for key in named if any(key in run.settings for run in self.runs)), *found]
+
+    def _grouped(self, columns: Sequence[str]) -> list[list[Row]]:
+        groups: dict[str, list[Row]] = {}
+        for row in self.rows:
+            groups.setdefault(repr([row[key] for key in columns]), []).append(row)
+        return list(groups.values())
+
+    def _group(self, columns: Sequence[str], members: Sequence[Row]) -> Row:
+        group: Row = {key: members[0][key] for key in columns}
+        finished = [row for row in members if row["status"] == "completed"]
+        group |= {"seeds": [row["seed"] for row in members], "finished": len(finished)}
+        for key in MEASURED:
+            values = [row[key] for row in finished if isinstance(row[key], int | float)]
+            group[key] = fmean(values) if values else None
+            group[f"{key}_deviation"] = stdev(values) if len(values) > 1 else None
+        return group
+
+    def _shown(self, *, each: bool) -> list[list[str]]:
+        source = self.rows if each else self.groups
+        hidden = {"seconds", *(f"{key}_deviation" for key in MEASURED)}
+        keys = [
+            key
+            for key in (source[0] if source else {})
+            if key not in hidden and any(row[key] is not None for row in source)
+        ]
+        lines = [[_cell(row, key) for key in keys] for row in source]
+        return [[key.replace("_", " ") for key in keys], *lines]
+
+
+def load(folder: Path | str) -> Run:
+    """Return the run in a folder, of this repository's app or of any other that writes events.
+
+    Raises
+    ------
+    NotARunError
+        If there is no run in it.
+    """
+    return Run(folder)
+
+
+def compare(runs: Iterable[Run | Path | str]) -> Comparison:
+    """Return several runs side by side.
+
+    Parameters
+    ----------
+    runs : Iterable[Run | Path | str]
+        Runs, or their folders.
+
+    Raises
+    ------
+    NotARunError
+        If a folder holds no run.
+    ValueError
+        If there are none.
+    """
+    found = [run if isinstance(run, Run) else Run(run) for run in runs]
+    if not found:
+        raise ValueError("there is nothing to compare: name at least one run")
+    return Comparison(found)
+
+
+def is_run(folder: Path) -> bool:
+    """Tell whether a run has written something into a folder."""
+    return (folder / "events.jsonl").is_file() or "status" in _read(folder / "summary.json")
+
+
+def find_runs(folder: Path) -> list[Run]:
+    """Return the run in a folder, or those in the folders in it, by name.
+
+    Raises
+    ------
+    NotARunError
+        If there is none.
+    """
+    if is_run(folder):
+        return [Run(folder)]
+    inner = sorted(filter(Path.is_dir, folder.iterdir())) if folder.is_dir() else []
+    if not (found := [Run(path) for path in inner if is_run(path)]):
+        raise NotARunError(f"{folder} is no run, and no folder in it is one")
+    return found
+
+
+def table(rows: list[Row], columns: Sequence[str] = ()) -> Any:
+    """Return rows as a pandas DataFrame if pandas is installed, else as they are."""
+    try:
+        pandas = import_module("pandas")
+    except ImportError:
+        return rows
+    return pandas.DataFrame(rows) if rows else pandas.DataFrame(columns=list(columns))
+
+
+def as_text(lines: Sequence[Sequence[str]]) -> str:
+    """Return rows of cells as aligned text."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    )
+
+
+def _cell(row: Mapping[str, Any], key: str) -> str:
+    value, deviation = row[key], row.get(f"{key}_deviation")
+    if value is None:
+        return "–"
+    if key in ("accuracy", "best_accuracy"):
+        spread = "" if deviation is None else f" ± {100 * deviation:.2f}"
+        return f"{100 * value:.2f}{spread} %"
+    if key == "seeds":
+        return ",".join(map(str, value))
+    if isinstance(value, float):
+        return f"{value:.4g}" + ("" if deviation is None else f" ± {deviation:.2g}")
+    return str(value)
+
+
+def _draw(runs: Sequence[Run]) -> Picture:
+    measures = {run.points[0] for run in runs if run.points[1]}
+    if len(measures) > 1 or len({run.virtual for run in runs}) > 1:
+        raise ValueError(
+            "these runs cannot be drawn into one picture: some measured accuracy and others loss,"
+            " or some have virtual time and others real time"
+        )
+    png = draw_curves(
+        {_label(run, runs): run.points[1] for run in runs},
+        unit="virtual days" if runs[0].virtual else "seconds",
+        measure=measures.pop() if measures else "accuracy",
+    )
+    return Picture(png)
+
+
+def _label(run: Run, runs: Sequence[Run]) -> str:
+    strategy = str(run.settings.get("strategy", run.name))
+    alike = [other for other in runs if other.settings.get("strategy") == strategy]
+    return strategy if len(alike) < 2 else f"{strategy}, {run.name}"
+
+
+def _read(path: Path) -> Row:
+    """Return what is in a TOML or JSON file; nothing, if it cannot be read."""
+    try:
+        with open_regular(path) as file:
+            text = file.read().decode()
+        content = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
