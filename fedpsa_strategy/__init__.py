@@ -17,7 +17,12 @@ if TYPE_CHECKING:
     from fedpsa_strategy.probe.sensitivity import sensitivity
     from fedpsa_strategy.probe.sketch import Sketch
     from fedpsa_strategy.probe.state_dicts import arrays_of, load_arrays
-    from fedpsa_strategy.server.callbacks import Callback, DifferentialPrivacy, NormGuard
+    from fedpsa_strategy.server.callbacks import (
+        Callback,
+        DifferentialPrivacy,
+        NormGuard,
+        StalenessLimit,
+    )
     from fedpsa_strategy.server.clock import (
         ConstantLatency,
         LongTailLatency,
@@ -28,7 +33,20 @@ if TYPE_CHECKING:
     from fedpsa_strategy.server.fedpac import FedPAC
     from fedpsa_strategy.server.fedpsa import FedPSA
     from fedpsa_strategy.server.options import Evaluation, Failures, Limits, Training
-    from fedpsa_strategy.server.strategies import CA2FL, FedAsync, FedAvg, FedBuff, FedFa, Midpoint
+    from fedpsa_strategy.server.strategies import (
+        ACE,
+        ACED,
+        AREA,
+        CA2FL,
+        FADAS,
+        FedAC,
+        FedAsync,
+        FedAvg,
+        FedBuff,
+        FedFa,
+        Midpoint,
+        Rescaled,
+    )
     from fedpsa_strategy.server.strategy import AsyncStrategy
     from fedpsa_strategy.watch.runs import Comparison, Run, compare, load
 
@@ -41,7 +59,7 @@ _PLACES = {
     "probe.sensitivity": ("sensitivity",),
     "probe.sketch": ("Sketch",),
     "probe.state_dicts": ("arrays_of", "load_arrays"),
-    "server.callbacks": ("Callback", "DifferentialPrivacy", "NormGuard"),
+    "server.callbacks": ("Callback", "DifferentialPrivacy", "NormGuard", "StalenessLimit"),
     "server.clock": (
         "ConstantLatency",
         "LongTailLatency",
@@ -52,14 +70,31 @@ _PLACES = {
     "server.fedpac": ("FedPAC",),
     "server.fedpsa": ("FedPSA",),
     "server.options": ("Evaluation", "Failures", "Limits", "Training"),
-    "server.strategies": ("CA2FL", "FedAsync", "FedAvg", "FedBuff", "FedFa", "Midpoint"),
+    "server.strategies": (
+        "ACE",
+        "ACED",
+        "AREA",
+        "CA2FL",
+        "FADAS",
+        "FedAC",
+        "FedAsync",
+        "FedAvg",
+        "FedBuff",
+        "FedFa",
+        "Midpoint",
+        "Rescaled",
+    ),
     "server.strategy": ("AsyncStrategy",),
     "watch.runs": ("Comparison", "Run", "compare", "load"),
 }
 _MODULE_OF = {name: module for module, names in _PLACES.items() for name in names}
 
 __all__ = [
+    "ACE",
+    "ACED",
+    "AREA",
     "CA2FL",
+    "FADAS",
     "AsyncStrategy",
     "BufferedRule",
     "Calibration",
@@ -69,6 +104,7 @@ __all__ = [
     "DifferentialPrivacy",
     "Evaluation",
     "Failures",
+    "FedAC",
     "FedAsync",
     "FedAvg",
     "FedBuff",
@@ -81,9 +117,11 @@ __all__ = [
     "Midpoint",
     "NormGuard",
     "Probe",
+    "Rescaled",
     "Rule",
     "Run",
     "Sketch",
+    "StalenessLimit",
     "Training",
     "UniformLatency",
     "Update",

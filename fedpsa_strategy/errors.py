@@ -15,6 +15,10 @@ class ForgeryError(InvalidReplyError):
     """A reply that no honest client would send; its node is left out at once."""
 
 
+class TooStaleError(InvalidReplyError):
+    """An update that is ignored because the model has moved on; its client did nothing wrong."""
+
+
 class NodesMissingError(FedPSAError):
     """The nodes a run needs did not appear, or are not the ones it was set up for."""
 

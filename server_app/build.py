@@ -31,7 +31,7 @@ from fedpsa_strategy.methods.fedpac import FedPACMethod
 from fedpsa_strategy.probe.sensitivity import num_trainable
 from fedpsa_strategy.probe.state_dicts import as_array
 from fedpsa_strategy.seeds import derive, model_seed
-from fedpsa_strategy.server.callbacks import NormGuard
+from fedpsa_strategy.server.callbacks import NormGuard, StalenessLimit
 from fedpsa_strategy.server.clock import DAY, Clock, Latency
 from fedpsa_strategy.server.events import Listener
 from fedpsa_strategy.server.options import Evaluation, Failures, Limits, Training
@@ -105,6 +105,7 @@ def build_experiment(settings: Settings, listeners: Sequence[Listener]) -> Exper
         "callbacks": [
             NormGuard(settings.max_update_norm, settings.max_update_ratio, settings.norm_action),
             *make_privacy(settings),
+            *([StalenessLimit(settings.max_staleness)] if settings.max_staleness else []),
         ],
         "listeners": listeners,
     }

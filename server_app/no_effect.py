@@ -43,6 +43,7 @@ def _reasons(settings: Settings) -> dict[str, str]:
     )
     single_layer = not settings.task and not settings.has_encoder
     note(single_layer, "the model is a single layer", "model-width")
+    note(settings.method.rounds, "methods in rounds have no stale updates", "max-staleness")
     note(settings.partition == "iid", "partition is 'iid'", "dirichlet-alpha")
     note(
         settings.clock == "wall",

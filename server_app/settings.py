@@ -264,6 +264,10 @@ class Settings(_MethodSettings):
         "reject", "what happens to larger updates", choices=("reject", "clip")
     )
 
+    max_staleness: int = setting(
+        0, "ignore updates that are so many versions stale, or more; 0: no such limit", least=0
+    )
+
     # Privacy
     dp_noise_multiplier: float = setting(
         0.0,

@@ -16,6 +16,7 @@ from fedpsa_strategy.methods.tables import Row, Variant
 from fedpsa_strategy.methods.vectors import (
     Vector,
     blocks,
+    cosine_of,
     effective_number,
     normalised,
     weighted_step,
@@ -34,6 +35,7 @@ __all__ = [
     "Vector",
     "blocks",
     "check_declared",
+    "cosine_of",
     "effective_number",
     "normalised",
     "setting",
@@ -65,6 +67,8 @@ class Update:
         What else the client reported; FedPSA reads `sketch` here.
     extra : Mapping[str, NDArray] (default: {})
         Further arrays the client sent; FedPAC reads its statistics here.
+    response_time : float (default: 0.0)
+        From sending the task to its effect, in units of the clock.
     """
 
     client: int
@@ -76,6 +80,7 @@ class Update:
     start: Vector
     metrics: Mapping[str, Any] = field(default_factory=dict)
     extra: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    response_time: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,7 @@ class MidpointRule(RememberingRule):
 
     def add(self, update: Update) -> Vector | None:
         """Calibrate the update by what the client sent last; aggregate when the buffer is full."""
-        change = self.remember(update)
+        change = self.remember(update.client, update.delta)
         for part in blocks(len(change)):
             self.residual[part] += change[part]
         self.staleness.append(update.staleness)

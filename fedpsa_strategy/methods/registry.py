@@ -10,8 +10,13 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from fedpsa_strategy.checks import key_of
+from fedpsa_strategy.methods.ace import ACEMethod
+from fedpsa_strategy.methods.aced import ACEDMethod
+from fedpsa_strategy.methods.area import AREAMethod
 from fedpsa_strategy.methods.base import Method, check_declared
 from fedpsa_strategy.methods.ca2fl import CA2FLMethod
+from fedpsa_strategy.methods.fadas import FADASMethod
+from fedpsa_strategy.methods.fedac import FedACMethod
 from fedpsa_strategy.methods.fedasync import FedAsyncMethod
 from fedpsa_strategy.methods.fedavg import FedAvgMethod
 from fedpsa_strategy.methods.fedbuff import FedBuffMethod
@@ -19,6 +24,7 @@ from fedpsa_strategy.methods.fedfa import FedFaMethod
 from fedpsa_strategy.methods.fedpac import FedPACMethod
 from fedpsa_strategy.methods.fedpsa import FedPSAMethod
 from fedpsa_strategy.methods.midpoint import MidpointMethod
+from fedpsa_strategy.methods.rescaled import RescaledMethod
 
 GROUP = "fedpsa.methods"
 """The group of entry points under which packages offer methods."""
@@ -34,6 +40,12 @@ METHODS: dict[str, type[Method]] = {
         FedFaMethod,
         FedAvgMethod,
         FedPACMethod,
+        FADASMethod,
+        ACEMethod,
+        ACEDMethod,
+        AREAMethod,
+        FedACMethod,
+        RescaledMethod,
     )
 }
 """The methods of this library by name, in the order of tables."""

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fedpsa_strategy.methods.base import Given, Method, Rule, Update, Vector, blocks, setting
+from fedpsa_strategy.methods.base import Given, Method, Rule, Vector, blocks, setting
 
 
 class HalfMemory(MutableMapping[int, Vector]):
@@ -86,9 +86,8 @@ class RememberingRule(Rule):
         self.memory.clear()
         self.total = np.zeros(model.shape, np.float64)
 
-    def remember(self, update: Update) -> Vector:
+    def remember(self, client: int, delta: Vector) -> Vector:
         """Put Δ_i in the place of h_i; return Δ_i - h_i, which is Δ_i for a client never seen."""
-        client, delta = update.client, update.delta
         self.known_clients = max(self.known_clients, client + 1)
         last = self.memory.get(client)
         change = delta
@@ -104,6 +103,12 @@ class RememberingRule(Rule):
             for part in blocks(len(delta)):
                 self.total[part] += stored[part] - delta[part]  # what rounding took
         return change
+
+    def forget(self, client: int) -> None:
+        """Take h_i out of the memory and its sum."""
+        last = self.memory.pop(client)
+        for part in blocks(len(last)):
+            self.total[part] -= last[part]
 
     def mean_of_memory(self, number: int) -> Vector:
         """Return Σ h_i / number as a vector like the model."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from flwr.app import Message, RecordDict
 
-from fedpsa_strategy.errors import DivergedError, ForgeryError, InvalidReplyError
+from fedpsa_strategy.errors import DivergedError, ForgeryError, InvalidReplyError, TooStaleError
 from fedpsa_strategy.methods.base import Update, Vector
 from fedpsa_strategy.server.callbacks.base import Callback, hooks
 from fedpsa_strategy.server.clients import Client
@@ -89,12 +89,23 @@ class Apply:
                 reply = check(task, reply, sent)
             self._take(task, reply)
         except InvalidReplyError as error:
-            self.reject(task, str(error), quarantine=isinstance(error, ForgeryError))
+            self.reject(
+                task,
+                str(error),
+                quarantine=isinstance(error, ForgeryError),
+                failed=not isinstance(error, TooStaleError),
+            )
 
     def reject(
-        self, task: Task, reason: str, *, quarantine: bool = False, silent: bool = False
+        self,
+        task: Task,
+        reason: str,
+        *,
+        quarantine: bool = False,
+        silent: bool = False,
+        failed: bool = True,
     ) -> None:
-        """Give up a task: its client failed, its slot is free again.
+        """Give up a task: its client's slot is free again.
 
         Parameters
         ----------
@@ -106,6 +117,8 @@ class Apply:
             Leave the node out at once, not only after several failures.
         silent : bool (default: False)
             There was no reply. With real time the node is left out for a while, each time longer.
+        failed : bool (default: True)
+            Whether it is the client's failure.
         """
         run, most = self._run, self._failures.max_failures
         for rejected in self._rejected:
@@ -113,10 +126,11 @@ class Apply:
         reason = shown(reason, MAX_REASON)
         client = self._free(task, answered=not silent)
         run.rejected += 1
-        run.rejected_in_a_row += 1
+        run.rejected_in_a_row += failed
         run.count_reason(reason)
-        client.failures = max(client.failures + 1, most if quarantine else 0)
-        log.warning("Rejected: %s: %s", client.named(task.node_id), reason)
+        client.failures = max(client.failures + failed, most if quarantine else 0)
+        level = logging.WARNING if failed else logging.DEBUG
+        log.log(level, "Rejected: %s: %s", client.named(task.node_id), reason)
         now = run.clock.now
         run.emit(
             Rejected(
@@ -128,7 +142,7 @@ class Apply:
                 reason=reason,
             )
         )
-        pause = self._failures.pause if client.failures >= most else 0.0
+        pause = self._failures.pause if failed and client.failures >= most else 0.0
         if silent and run.clock.real_time:
             pause = self._failures.pause * 2 ** min(client.silences, _MOST_DOUBLINGS)
             client.silences += 1
@@ -186,6 +200,7 @@ class Apply:
             start=task.start.vector,
             metrics=reply.metrics,
             extra=reply.extra,
+            response_time=run.clock.now - task.made,
         )
         model = run.rule.add(update)
         for accepted in self._accepted:

@@ -82,7 +82,14 @@ class Dispatch:
                 start = Model(*run.layout.read(record))
             due = run.clock.due(client.index, run.sequence)
             task = Task(
-                run.sequence, client.index, client.node_id, run.version, run.uploads, due, start
+                run.sequence,
+                client.index,
+                client.node_id,
+                run.version,
+                run.uploads,
+                due,
+                start,
+                made=now,
             )
             run.sequence += 1
             clients.start_task(client)

@@ -56,6 +56,8 @@ class Task:
         Id of the message, once it is sent.
     sent : float (default: 0.0)
         When it was sent, by the run's clock.
+    made : float (default: 0.0)
+        When it was made; sending it again changes nothing of that.
     """
 
     sequence: int
@@ -67,6 +69,7 @@ class Task:
     start: Model = field(repr=False)
     message_id: str = ""
     sent: float = 0.0
+    made: float = 0.0
 
 
 @dataclass

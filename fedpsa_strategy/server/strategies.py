@@ -11,14 +11,20 @@ from typing import Any, ClassVar
 from flwr.app import ArrayRecord
 
 from fedpsa_strategy.checks import describe_range
+from fedpsa_strategy.methods.ace import ACEMethod
+from fedpsa_strategy.methods.aced import ACEDMethod
+from fedpsa_strategy.methods.area import AREAMethod
 from fedpsa_strategy.methods.base import Given, Method, check_declared
 from fedpsa_strategy.methods.ca2fl import CA2FLMethod
+from fedpsa_strategy.methods.fadas import FADASMethod
+from fedpsa_strategy.methods.fedac import FedACMethod
 from fedpsa_strategy.methods.fedasync import FedAsyncMethod
 from fedpsa_strategy.methods.fedavg import FedAvgMethod
 from fedpsa_strategy.methods.fedbuff import FedBuffMethod
 from fedpsa_strategy.methods.fedfa import FedFaMethod
 from fedpsa_strategy.methods.mapped_memory import MappedMemory
 from fedpsa_strategy.methods.midpoint import MidpointMethod
+from fedpsa_strategy.methods.rescaled import RescaledMethod
 from fedpsa_strategy.server.strategy import AsyncStrategy
 
 
@@ -117,6 +123,30 @@ class FedFa(MethodStrategy):  # noqa: D101
 
 class FedAvg(MethodStrategy):  # noqa: D101
     method_type = FedAvgMethod
+
+
+class ACE(MethodStrategy):  # noqa: D101
+    method_type = ACEMethod
+
+
+class ACED(MethodStrategy):  # noqa: D101
+    method_type = ACEDMethod
+
+
+class AREA(MethodStrategy):  # noqa: D101
+    method_type = AREAMethod
+
+
+class FADAS(MethodStrategy):  # noqa: D101
+    method_type = FADASMethod
+
+
+class FedAC(MethodStrategy):  # noqa: D101
+    method_type = FedACMethod
+
+
+class Rescaled(MethodStrategy):  # noqa: D101
+    method_type = RescaledMethod
 
 
 def strategy_of(method: type[Method]) -> type[MethodStrategy]:
