@@ -161,12 +161,14 @@ def test_every_rule_is_deterministic_whatever_the_order_of_arrival(method):
     assert first == second
 
 
-@pytest.mark.parametrize("method", NEW)
-@pytest.mark.parametrize("memory", ["ram", "half"])
-def test_state_dict_round_trip_continues_bit_for_bit(method, memory):
-    if not method.remembers_clients and memory == "half":
-        pytest.skip("remembers nobody")
-    own = {"memory": memory} if method.remembers_clients else {}
+HALF = [method for method in NEW if method.remembers_clients]
+
+
+@pytest.mark.parametrize(
+    ("method", "own"), [(m, {}) for m in NEW] + [(m, {"memory": "half"}) for m in HALF]
+)
+def test_state_dict_round_trip_continues_bit_for_bit(method, own):
+    own = dict(own)
     if "age-limit" in method.setting_keys():
         own["age_limit"] = 4
     rng = np.random.default_rng(0)
