@@ -16,6 +16,7 @@ from fedpsa_strategy.server.events import (
     Event,
     NodeJoined,
     NodeLeft,
+    Overdue,
     Quarantined,
     Rejected,
     RunEnded,
@@ -97,6 +98,9 @@ class PrometheusMetrics:
         self._quarantines = Counter(
             "fedpsa_quarantines", "Nodes left out for a while", registry=own
         )
+        self._overdue = Counter(
+            "fedpsa_overdue", "Tasks that took too long and gave their slot away", registry=own
+        )
         self._received = Counter("fedpsa_received_bytes", "Updates received", registry=own)
         self._sent = Counter("fedpsa_sent_bytes", "Models sent", registry=own)
         self._version = Gauge("fedpsa_version", "Version of the global model", registry=own)
@@ -168,6 +172,8 @@ class PrometheusMetrics:
             case Rejected():
                 self._busy.discard(event.client)
                 self._rejected.labels(self._bounded(event.reason)).inc()
+            case Overdue():
+                self._overdue.inc()
             case Quarantined():
                 self._quarantines.inc()
             case Aggregated():

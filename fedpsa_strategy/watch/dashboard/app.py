@@ -21,14 +21,19 @@ from fedpsa_strategy.watch.dashboard.library import Library
 _STATIC = Path(__file__).parent / "static"
 _FILES = {
     "/": ("index.html", "text/html"),
-    "/app.js": ("app.js", "text/javascript"),
-    "/charts.js": ("charts.js", "text/javascript"),
+    **{
+        f"/{name}.js": (f"{name}.js", "text/javascript")
+        for name in ("app", "chart", "charts", "curves", "detail", "picker", "save", "state")
+    },
     "/style.css": ("style.css", "text/css"),
     "/icon.svg": ("icon.svg", "image/svg+xml"),
 }
 _HEADERS = {
     "Cache-Control": "no-store",
-    "Content-Security-Policy": "default-src 'self'; base-uri 'none'; frame-ancestors 'none'",
+    # A chart becomes a picture by way of a blob of the page's own.
+    "Content-Security-Policy": (
+        "default-src 'self'; img-src 'self' blob:; base-uri 'none'; frame-ancestors 'none'"
+    ),
     "Cross-Origin-Resource-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",

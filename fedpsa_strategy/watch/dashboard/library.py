@@ -19,6 +19,7 @@ from fedpsa_strategy.watch.tail import Tail
 
 _SILENCE = 30.0  # a run that lives says something every few seconds
 _COPYING = 5.0  # when a folder was copied, any of its files may be some seconds newer
+_LONGEST_TITLE = 200
 _PATIENCE = 1.0  # seconds of reading after which the page gets what there is
 
 
@@ -56,6 +57,7 @@ class Run:
             status = "running" if self.now() - written < _SILENCE else "silent"
         return {
             "status": status,
+            "title": self._title(),
             "error": str(summary.get("error")) if status == "failed" else None,
             **{name: _finite(summary.get(name)) for name in ("accuracy", "loss")},
             "changed": max(written, summarised, _changed(_config_path(self.path))),
@@ -99,6 +101,17 @@ class Run:
                 return 0  # an incomplete line is not there yet
             if time.monotonic() >= give_up:
                 return max(self._tail.path.stat().st_size - self._tail.offset, 0)
+
+    def _title(self) -> str | None:
+        """Return what experiments call their cell, whose folder is named by a hash."""
+        labels = _load(self.path / "cell.json").get("labels")
+        if not isinstance(labels, dict) or not labels:
+            return None
+        parts = [
+            f"{key} {value}" if isinstance(value, int | float) else str(value)
+            for key, value in labels.items()
+        ]
+        return " · ".join(parts)[:_LONGEST_TITLE]
 
     def config(self) -> dict[str, str]:
         """Return the settings as texts: seeds are 64-bit integers, which JavaScript has not."""

@@ -1,8 +1,10 @@
 """The dashboard in a real browser: a headless Chromium, driven over its DevTools protocol."""
 
 import base64
+import csv
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -154,7 +156,8 @@ def page(tab):
         if notice.get("method") == "Network.requestWillBeSent"
     ]
     assert urls
-    assert all(url.startswith(("http://127.0.0.1:", "about:")) for url in urls), urls
+    own = ("http://127.0.0.1:", "blob:http://127.0.0.1:", "about:")
+    assert all(url.startswith(own) for url in urls), urls
 
 
 @pytest.fixture
@@ -417,3 +420,164 @@ def test_it_works_by_keyboard_on_a_phone_in_both_themes(serve, page, tmp_path):
     assert "40.00 % at day 0.900" in page.text("tooltip")
     page.wait("document.activeElement.id === 'quality'")  # also after the next news
     assert page.screenshot().startswith(b"\x89PNG")
+
+
+def drag(page, chart, start, end):
+    """Drag the pointer over a chart, from one share of its width to another."""
+    box = page.evaluate(
+        f"(() => {{ const b = document.getElementById('{chart}').getBoundingClientRect();"
+        " return [b.left, b.top + b.height / 2, b.width]; })()"
+    )
+    places = [box[0] + share * box[2] for share in (start, (start + end) / 2, end)]
+    for kind, x in zip(("mousePressed", "mouseMoved", "mouseReleased"), places, strict=True):
+        page.call(
+            "Input.dispatchMouseEvent", type=kind, x=x, y=box[1], button="left", buttons=1,
+            clickCount=1,
+        )  # fmt: skip
+
+
+def download(page, folder, chart, kind):
+    page.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
+    before = set(folder.iterdir())
+    buttons = f"document.querySelectorAll('[data-save={chart}]')"
+    page.evaluate(f"[...{buttons}].find((item) => item.textContent === '{kind}').click()")
+    give_up = time.monotonic() + 20
+    while True:
+        new = [path for path in set(folder.iterdir()) - before if path.suffix == f".{kind.lower()}"]
+        if new:
+            return new[0]
+        assert time.monotonic() < give_up
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def two_runs(tmp_path):
+    for name, factor in (("a", 0.04), ("b", 0.08)):
+        writer = Writer(tmp_path / "runs" / name)
+        for step in range(11):
+            writer.write_version(factor * step)
+    return tmp_path / "runs"
+
+
+def test_zoom_and_smoothing_are_in_the_address(serve, page, two_runs):
+    page.open(serve(two_runs))
+    page.wait("document.querySelectorAll('#quality .line').length === 2")  # both, unasked
+    drag(page, "quality", 0.3, 0.6)
+    page.wait("location.hash.includes('zoom=') && !document.getElementById('whole').hidden")
+    marks = "[...document.querySelectorAll('#quality .axes text')].map((n) => n.textContent)"
+    assert float(page.evaluate(marks)[-2]) < 0.9  # the last mark before the axis' name
+    page.evaluate(
+        "const slider = document.getElementById('smooth'); slider.value = 0.5;"
+        " slider.dispatchEvent(new Event('input'))"
+    )
+    page.wait("document.querySelectorAll('#quality .line.raw').length === 2")
+    page.evaluate("document.getElementById('fit').click()")
+    page.evaluate("document.querySelector('#measure input[value=loss]').click()")
+    page.wait("location.hash.includes('measure=loss')")
+    address, shown = page.evaluate("location.href"), page.evaluate(marks)
+    page.open(address)
+    page.wait("document.querySelectorAll('#quality .line.raw').length === 2")
+    assert page.evaluate(marks) == shown
+    assert page.evaluate("location.href") == address
+    assert page.text("smooth-value") == "0.50"
+    assert page.evaluate("document.getElementById('fit').ariaPressed") == "true"
+    page.evaluate("document.getElementById('whole').click()")
+    page.wait("!location.hash.includes('zoom=')")
+    assert page.evaluate(marks)[-2] == "1.0"
+
+
+def test_a_smoothed_curve_is_the_average_and_tells_the_raw_value(serve, page, two_runs):
+    page.open(f"{serve(two_runs)}#run=a&smooth=0.5")
+    page.wait("document.querySelector('#quality .line.raw')")
+    page.evaluate("document.getElementById('quality').focus()")
+    page.press("End")
+    values = [0.04 * step for step in range(11)]
+    total = mass = 0.0
+    for value in values:
+        total, mass = 0.5 * total + value, 0.5 * mass + 1
+    expected = f"{100 * total / mass:.2f} % at day 1.100 (not smoothed 40.00 %)"
+    assert expected in page.text("tooltip")
+
+
+def test_curves_are_saved_as_csv_and_png(serve, page, two_runs, tmp_path):
+    folder = tmp_path / "downloads"
+    folder.mkdir()
+    page.open(f"{serve(two_runs)}#run=a&run=b&smooth=0.5")
+    page.wait("document.querySelectorAll('#quality .line.raw').length === 2")
+    path = download(page, folder, "quality", "CSV")
+    assert path.name == "test-accuracy.csv"
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        heads, *rows = csv.reader(file)
+    assert heads == ["run", "virtual days", "value", "lowest", "highest", "smoothed"]
+    assert [row[0] for row in rows] == ["a"] * 11 + ["b"] * 11
+    assert [float(row[2]) for row in rows[:11]] == pytest.approx([0.04 * i for i in range(11)])
+    assert float(rows[-1][1]) == pytest.approx(1.1)
+    path = download(page, folder, "staleness", "CSV")
+    assert path.read_text(encoding="utf-8-sig").splitlines()[1] == "a,0,0,11"
+
+    path = download(page, folder, "quality", "PNG")
+    content = path.read_bytes()
+    assert content.startswith(b"\x89PNG")
+    # The curves' colours are in it, and more of the background than of anything else.
+    from matplotlib.image import imread
+
+    colours = Counter(map(tuple, (imread(path)[..., :3] * 255).round().astype(int).reshape(-1, 3)))
+    theme = "getComputedStyle(document.querySelector('#quality .line:not(.raw)')).stroke"
+    first = tuple(int(part) for part in re.findall(r"\d+", page.evaluate(theme))[:3])
+    panel = "getComputedStyle(document.querySelector('#quality').closest('.panel')).backgroundColor"
+    back = tuple(int(part) for part in re.findall(r"\d+", page.evaluate(panel))[:3])
+    assert colours.most_common(1)[0][0] == back
+    assert colours[first] > 300
+
+
+def test_runs_are_sorted_filtered_and_named(serve, page, tmp_path):
+    for index in range(9):
+        writer = Writer(
+            tmp_path / "runs" / f"{index:x}f3a", name="fedbuff" if index % 2 else "ca2fl"
+        )
+        labels = {"method": f"M{index}", "dataset": "fmnist", "alpha": 0.1, "seed": index}
+        (writer.path / "cell.json").write_text(json.dumps({"labels": labels}))
+        writer.write_version(0.1 * index)
+        summary = {"status": "completed", "accuracy": 0.1 * index}
+        (writer.path / "summary.json").write_text(json.dumps(summary))
+    page.open(serve(tmp_path / "runs"))
+    page.wait("document.querySelectorAll('#quality .line').length === 6")  # as many as fit
+    assert "f3a" not in page.text("chips")
+    page.evaluate("document.getElementById('choose').open = true")
+    names = "[...document.querySelectorAll('#choices .name')].map((n) => n.textContent)"
+    page.evaluate(
+        "const order = document.getElementById('order'); order.value = 'best';"
+        " order.dispatchEvent(new Event('change'))"
+    )
+    page.wait(f"{names}[0] === 'M8 · fmnist · alpha 0.1 · seed 8'")
+    assert [name[:2] for name in page.evaluate(names)] == [f"M{i}" for i in range(8, -1, -1)]
+    page.evaluate(
+        "const filter = document.getElementById('filter'); filter.value = 'fedbuff completed';"
+        " filter.dispatchEvent(new Event('input'))"
+    )
+    page.wait(f"{names}.length === 4")
+    page.evaluate("document.getElementById('show-first').click()")
+    page.wait("document.querySelectorAll('#quality .line').length === 4")
+    assert "order=best" in page.evaluate("location.hash")
+    assert "filter=fedbuff+completed" in page.evaluate("location.hash")
+    assert page.label("quality").count("M") == 4
+
+
+def test_a_finished_run_never_waits_for_more(serve, page, tmp_path):
+    for name, full in (("short", True), ("empty", False)):
+        with RunLog(tmp_path / name) as log:
+            log(RunStarted(time=0.0, num_clients=6, max_in_flight=2, num_parameters=9, version=0))
+            if full:
+                log(
+                    Uploaded(
+                        time=0.5, sequence=0, client=0, node_id=1, version=0, staleness=0,
+                        num_examples=1, squared_norm=1.0, num_bytes=10,
+                    )
+                )  # fmt: skip
+    for name in ("short", "empty"):
+        page.open(serve(tmp_path / name))
+        page.wait("document.getElementById('status').innerText.includes('stopped')")
+        text = page.evaluate("document.body.innerText")
+        assert "yet" not in text.split(), text
+        assert "Not enough" not in text
+    assert "No upload was accepted." in page.text("rate")

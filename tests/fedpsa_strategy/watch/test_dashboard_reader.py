@@ -193,6 +193,7 @@ def test_events_add_up():
         "loss": 1.0,
         "temperature": None,
         "effective_number": 1.8,
+        "privacy": {},
         "version": 1,
         "uploads": 3,
         "rejected": 2,

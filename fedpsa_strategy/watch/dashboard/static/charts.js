@@ -1,5 +1,4 @@
-// Charts as plain SVG. A drawing is a function of a model and a size; a Chart keeps it up to date
-// and gives it a tooltip for pointer and keyboard. Texts enter the page only as text nodes.
+// Drawings as plain SVG: functions of a model and a size. Texts enter the page only as text nodes.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -99,13 +98,19 @@ const path = (points) => points.map(([x, y], i) => `${i ? "L" : "M"}${x.toFixed(
 
 // Lines over time. model.lines: [{ name, color, dash, points: [[x, y, low, high]] }].
 export function lines(model, width, height) {
-  const all = model.lines.flatMap((line) => line.points);
-  const y = range(model, all, height);
-  const { area, px, py, axes } = frame(width, height, { low: 0, ...model.x }, { ...model.y, ...y });
+  const x = { low: 0, ...model.x };
+  const all = model.lines.flatMap((line) => visible(line, x));
+  const y = range(model, all.length ? all : [[0, 0, 0, 1]], height);
+  const { area, px, py, axes } = frame(width, height, x, { ...model.y, ...y });
   const clip = `clip-${model.id}`;
   const curves = svg("g", { "clip-path": `url(#${clip})` });
   for (const line of model.lines) {
-    const points = line.points.map(([x, y]) => [px(x), py(y)]);
+    const place = ([x, y]) => [px(x), py(y)];
+    const points = line.points.map(place);
+    if (line.raw) {
+      const d = path(line.raw.map(place));
+      curves.append(svg("path", { d, stroke: line.color, "stroke-dasharray": line.dash, class: "line raw" }));
+    }
     if (line.points.some(([, , a, b]) => a !== b)) {
       const upper = line.points.map(([x, , , b]) => [px(x), py(b)]);
       const lower = line.points.map(([x, , a]) => [px(x), py(a)]).reverse();
@@ -128,21 +133,29 @@ export function lines(model, width, height) {
     get lines() {
       return near(model, place, px).map(({ line, point }) => ({
         color: line.color, dash: line.dash, name: line.name,
-        text: `${model.y.show(point[1])} at ${model.x.show(point[0])}`,
+        text: `${model.y.show(point[1])} at ${model.x.show(point[0])}${rawText(model, line, point)}`,
       }));
     },
     get marks() {
       return near(model, place, px).map(({ line, point }) => [px(point[0]), py(point[1]), line.color]);
     },
   }));
-  return { nodes: [box, axes, curves], targets, area };
+  const value = (place) => x.low + ((place - area.left) / (area.right - area.left)) * (x.high - x.low);
+  return { nodes: [box, axes, curves], targets, area, value, x };
+}
+
+// The points between the ends of the axis.
+const visible = (line, x) => line.points.filter(([at]) => at >= x.low && at <= x.high);
+
+function rawText(model, line, point) {
+  return line.raw ? ` (not smoothed ${model.y.show(line.raw[line.points.indexOf(point)][1])})` : "";
 }
 
 function near(model, place, px) {
   const found = [];
   for (const line of model.lines) {
     let best = null;
-    for (const point of line.points) {
+    for (const point of visible(line, { low: 0, ...model.x })) {
       const distance = Math.abs(px(point[0]) - place);
       if (best === null || distance <= best.distance) best = { line, point, distance };
     }
@@ -156,7 +169,7 @@ function range(model, all, height) {
   let low = Math.min(...all.map((point) => point[2]));
   let high = Math.max(...all.map((point) => point[3]));
   if (model.fit) {
-    const late = all.filter((point) => point[0] >= model.x.high / 3).map((point) => point[1]);
+    const late = all.filter((point) => model.zoomed || point[0] >= model.x.high / 3).map((point) => point[1]);
     low = Math.min(...late);
     high = Math.max(...late);
     const margin = Math.max((high - low) * 0.06, 1e-3);
@@ -278,119 +291,6 @@ export function square(state, x, y, size) {
     group.append(svg("path", { d: `M${x + a} ${y + a}L${x + b} ${y + b}M${x + b} ${y + a}L${x + a} ${y + b}` }));
   }
   return group;
-}
-
-// --- The living chart ---------------------------------------------------------------------------
-
-const tooltip = () => document.getElementById("tooltip");
-
-export class Chart {
-  constructor(host, draw) {
-    this.host = host;
-    this.draw = draw;
-    this.model = null;
-    this.at = null; // where the pointer or the keyboard is, in pixels
-    host.setAttribute("role", "img");
-    host.addEventListener("pointermove", (event) => this.point(event));
-    host.addEventListener("pointerdown", (event) => this.point(event));
-    host.addEventListener("pointerleave", () => this.leave());
-    host.addEventListener("blur", () => this.leave());
-    host.addEventListener("keydown", (event) => this.key(event));
-    new ResizeObserver(() => this.render()).observe(host);
-  }
-
-  // model: what the drawing takes, or { empty: "why there is nothing" }; label: the chart in words.
-  update(model, label) {
-    this.model = model;
-    this.host.setAttribute("aria-label", model.empty ? `${label}: ${model.empty}` : label);
-    if (model.empty) this.host.removeAttribute("tabindex");
-    else this.host.tabIndex = 0;
-    this.render();
-  }
-
-  render() {
-    const [width, height] = [this.host.clientWidth, this.host.clientHeight];
-    if (this.model === null || width < 40) return;
-    if (this.model.empty) {
-      this.targets = [];
-      this.host.replaceChildren(html("p", { class: "nothing" }, this.model.empty));
-      return;
-    }
-    const drawing = this.draw(this.model, width, height);
-    this.targets = drawing.targets;
-    this.area = drawing.area;
-    this.cursor = svg("g", { class: "cursor" });
-    const tall = drawing.height ?? height;
-    this.host.replaceChildren(
-      svg("svg", { width, height: tall, viewBox: `0 0 ${width} ${tall}`, "aria-hidden": "true" }, ...drawing.nodes, this.cursor),
-    );
-    if (this.at !== null) this.show(this.nearest(...this.at));
-  }
-
-  nearest(x, y) {
-    let best = -1;
-    let least = Infinity;
-    this.targets.forEach((target, i) => {
-      const distance = Math.hypot(target.x - x, target.y === undefined ? 0 : target.y - y);
-      if (distance < least) [best, least] = [i, distance];
-    });
-    return best;
-  }
-
-  point(event) {
-    const box = this.host.getBoundingClientRect();
-    this.at = [event.clientX - box.left, event.clientY - box.top];
-    this.show(this.nearest(...this.at));
-  }
-
-  key(event) {
-    const steps = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 };
-    const last = this.targets.length - 1;
-    if (event.key === "Escape") return this.leave();
-    if (last < 0 || !(event.key in steps || event.key === "Home" || event.key === "End")) return;
-    event.preventDefault();
-    const current = this.at === null ? last + 1 : this.nearest(...this.at);
-    let next = event.key === "Home" ? 0 : event.key === "End" ? last : current + steps[event.key];
-    next = Math.min(Math.max(next, 0), last);
-    this.at = [this.targets[next].x, this.targets[next].y ?? 0];
-    this.show(next);
-  }
-
-  leave() {
-    this.at = null;
-    this.cursor?.replaceChildren();
-    tooltip().hidden = true;
-  }
-
-  show(index) {
-    const target = this.targets[index];
-    if (!target) return this.leave();
-    const nodes = [];
-    if (target.y === undefined && this.area) {
-      nodes.push(svg("line", { x1: target.x, x2: target.x, y1: this.area.top, y2: this.area.bottom }));
-    } else if (target.y !== undefined && !target.marks?.length) {
-      nodes.push(svg("circle", { cx: target.x, cy: target.y, r: 10 }));
-    }
-    for (const [x, y, color] of target.marks ?? []) nodes.push(svg("circle", { cx: x, cy: y, r: 5, fill: color }));
-    this.cursor.replaceChildren(...nodes);
-    const tip = tooltip();
-    tip.replaceChildren(
-      ...(target.title ? [html("strong", {}, target.title)] : []),
-      ...target.lines.map((line) => html("div", {},
-        line.color ? swatch(line.color, line.dash) : null,
-        line.name ? html("span", { class: "who" }, line.name) : null,
-        html("span", { class: "what" }, line.text),
-      )),
-    );
-    tip.hidden = false;
-    const box = this.host.getBoundingClientRect();
-    const [wide, high] = [tip.offsetWidth, tip.offsetHeight];
-    const x = box.left + target.x + 14;
-    const left = x + wide > innerWidth - 8 ? box.left + target.x - wide - 14 : x;
-    const top = target.y === undefined ? Math.max(8, box.top + 8) : box.top + target.y - high - 12;
-    tip.style.left = `${Math.max(8, Math.min(left, innerWidth - wide - 8))}px`;
-    tip.style.top = `${top < 8 ? box.top + target.y + 16 : top}px`;
-  }
 }
 
 export function swatch(color, dash) {
