@@ -276,7 +276,7 @@ def test_the_page_shows_the_numbers_of_the_file(serve, page, tmp_path):
     assert page.label("quality") == "Test accuracy against virtual days: run 75.00 %"
     assert "version 4 has 0.375, 0.625" in page.label("buffers")
     assert "least 0.250 of client 0" in page.label("recent")
-    assert "1 busy, 0 in the buffer, 4 idle, 1 quarantined" in page.label("clients")
+    assert "1 busy, 0 overdue, 0 in the buffer, 4 idle, 1 quarantined" in page.label("clients")
     assert "6 clients, 2 kept busy" in page.text("subtitle")
 
     busy = page.evaluate("document.querySelector('#busy tbody tr').innerText").split("\t")

@@ -19,6 +19,7 @@ from fedpsa_strategy.server.events import (
     Evaluated,
     NodeJoined,
     NodeLeft,
+    Overdue,
     Quarantined,
     Rejected,
     RunEnded,
@@ -72,6 +73,7 @@ def run_events(listen):
         )
     )
     listen(Rejected(time=3.0, reason="the update's norm 12.5 is above 10", **task, **node(1)))
+    listen(Overdue(time=3.0, waited=99.0, limit=9.0, **task, **node(2)))
     listen(Quarantined(time=3.0, failures=3, until=603.0, **node(1)))
     listen(Aggregated(time=3.0, version=8, uploads=1, report={"effective_number": 4.5}))
     metrics = {"accuracy": 0.75, "loss": 0.5}
@@ -88,6 +90,7 @@ def test_a_scrape_says_how_the_run_stands():
         assert found["fedpsa_run_info"] == {"fedpsa,mine,digits": 1.0}
         assert found["fedpsa_uploads_total"] == {"": 1.0}
         assert found["fedpsa_rejected_total"] == {"the update's norm N is above N": 1.0}
+        assert found["fedpsa_overdue_total"] == {"": 1.0}
         assert found["fedpsa_quarantines_total"] == {"": 1.0}
         assert found["fedpsa_received_bytes_total"] == {"": 400.0}
         assert found["fedpsa_sent_bytes_total"] == {"": 3000.0}
