@@ -4,17 +4,45 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, insort
-from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fedpsa_strategy.errors import ForgeryError
+from fedpsa_strategy.server.awake import AwakeTime
 from fedpsa_strategy.server.evaluation import Evaluations
-from fedpsa_strategy.server.pull import MOST_ASKED, Puller
+from fedpsa_strategy.server.pull import (
+    MESSAGE_UNAVAILABLE,
+    MOST_ASKED,
+    NODE_UNAVAILABLE,
+    REPLY_UNAVAILABLE,
+    Puller,
+)
 from fedpsa_strategy.server.run_state import RunState, Task
 
 Reply = Message | ForgeryError | None  # None: it never came; an error: nobody can read it
+
+_WAKING = 60.0  # seconds that nodes have to be heard of again after all processes were stopped
+
+
+@dataclass
+class Collected:
+    """What a look at the grid brought.
+
+    Parameters
+    ----------
+    progress : bool
+        Whether anything came.
+    lost : list[Task]
+        Tasks whose replies were lost with one that cannot be read.
+    expired : list[Task]
+        Tasks that Flower gave up, while time stood still for the run.
+    """
+
+    progress: bool
+    lost: list[Task] = field(default_factory=list)
+    expired: list[Task] = field(default_factory=list)
 
 
 class Inbox:
@@ -30,8 +58,8 @@ class Inbox:
         Gets the replies that are its own.
     timeout : float
         Real seconds after which a reply is no longer waited for.
-    monotonic : Callable[[], float]
-        Real time.
+    awake : AwakeTime
+        Real time in which replies could have come.
     """
 
     def __init__(
@@ -40,12 +68,12 @@ class Inbox:
         grid: Grid,
         evaluations: Evaluations,
         timeout: float,
-        monotonic: Callable[[], float],
+        awake: AwakeTime,
     ) -> None:
         self._run = run
         self._evaluations = evaluations
         self._timeout = timeout
-        self._monotonic = monotonic
+        self._awake = awake
         self._puller = Puller(grid)
         # Messages by id: what is not answered, with the time it was sent (in that order), and
         # those with a due time also in its order; what is answered; a heap of the order of effect.
@@ -61,11 +89,11 @@ class Inbox:
 
     def begin(self) -> None:
         """Wait from now on."""
-        self._last_reply = self._monotonic()
+        self._last_reply = self._awake()
 
-    def expect(self, task: Task, sent: float, *, accepted: bool = True) -> None:
+    def expect(self, task: Task, *, accepted: bool = True) -> None:
         """Wait for the reply to a task's message; one that was not accepted never comes."""
-        self._unanswered[task.message_id] = sent
+        self._unanswered[task.message_id] = self._awake()
         if task.due is not None:
             place = (task.due, task.sequence, task.message_id)
             heapq.heappush(self._queue, place)
@@ -93,20 +121,20 @@ class Inbox:
         heapq.heappop(self._queue)
         return self._arrived.pop(task.message_id)
 
-    def collect(self, *, evaluations_only: bool = False) -> tuple[bool, list[Task]]:
-        """Pull what has arrived; give up what is late.
-
-        Returns
-        -------
-        tuple[bool, list[Task]]
-            Whether anything came, and the tasks whose replies were lost.
-        """
+    def collect(self, *, evaluations_only: bool = False) -> Collected:
+        """Pull what has arrived; give up what is late."""
         wanted = self._evaluations.outstanding()
         if not evaluations_only:
             wanted = self._wanted() + wanted
         pulled = self._puller.pull(wanted)
-        now = self._monotonic()
-        replies = pulled.replies
+        now = self._awake()
+        replies: list[Message] = []
+        expired: list[str] = []
+        for reply in pulled.replies:
+            if self._has_expired(reply, now):
+                expired.append(reply.metadata.reply_to_message_id)
+            else:
+                replies.append(reply)
         if len(replies) > 1:
             replies.sort(key=self._sequence_of)
         for reply in replies:
@@ -115,10 +143,11 @@ class Inbox:
         for key, problem in pulled.unreadable.items():
             self._arrive(key, ForgeryError(problem))
             self._last_reply = now
-        lost = [task for key in pulled.lost if (task := self._lose(key)) is not None]
+        lost = self._lose(pulled.lost)
+        again = self._lose(expired)
         while not evaluations_only and self._is_late(now):
             self._arrive(next(iter(self._unanswered)), None)
-        return bool(replies or pulled.unreadable or pulled.lost), lost
+        return Collected(bool(replies or pulled.unreadable or pulled.lost), lost, again)
 
     def _wanted(self) -> list[str]:
         """Return what to ask for, in the order in which replies will count.
@@ -129,7 +158,7 @@ class Inbox:
         if not order:
             return list(self._unanswered)
         # Before one of them is given up, it must have been asked for.
-        if len(order) > MOST_ASKED and not self._is_late(self._monotonic()):
+        if len(order) > MOST_ASKED and not self._is_late(self._awake()):
             order = order[:MOST_ASKED]
         return [key for _, _, key in order]
 
@@ -137,8 +166,25 @@ class Inbox:
         """Tell whether the message that was sent first is given up."""
         if not self._unanswered:
             return False
-        sent = next(iter(self._unanswered.values()))
+        return self._is_given_up(next(iter(self._unanswered.values())), now)
+
+    def _is_given_up(self, sent: float, now: float) -> bool:
         return now >= self._run.clock.gives_up(sent, self._last_reply, self._timeout)
+
+    def _has_expired(self, reply: Message, now: float) -> bool:
+        """Tell whether Flower gave up a message by real time, which does not count for the run.
+
+        All processes may have been stopped, or the client waits for its turn on few processors.
+        """
+        key = reply.metadata.reply_to_message_id
+        if not reply.has_error() or self._run.clock.real_time or key not in self._unanswered:
+            return False
+        if reply.metadata.src_node_id == self._run.in_flight[key].node_id:  # that is its own word
+            return False
+        if reply.error.code == NODE_UNAVAILABLE:
+            return now < self._awake.woke + _WAKING
+        unavailable = reply.error.code in (MESSAGE_UNAVAILABLE, REPLY_UNAVAILABLE)
+        return unavailable and not self._is_given_up(self._unanswered[key], now)
 
     def _sequence_of(self, reply: Message) -> int:
         task = self._run.in_flight.get(reply.metadata.reply_to_message_id)
@@ -157,19 +203,22 @@ class Inbox:
             self._num_arrived += 1
             heapq.heappush(self._queue, (0.0, self._num_arrived, message_id))
 
-    def _lose(self, key: str) -> Task | None:
-        """Forget a message whose reply was lost; return its task, if it was a train message."""
-        self._puller.forget(key)
-        for message_id in self._evaluations.repeat(key):
-            self._puller.watch(message_id)
-        if self._unanswered.pop(key, None) is None:
-            return None
-        task = self._run.in_flight[key]
-        if task.due is not None:
-            self._no_longer_in_order(task)
-            self._queue.remove((task.due, task.sequence, key))
-            heapq.heapify(self._queue)
-        return task
+    def _lose(self, keys: list[str]) -> list[Task]:
+        """Forget messages whose replies were lost; return the tasks of the train messages."""
+        tasks = []
+        for key in keys:
+            self._puller.forget(key)
+            for message_id in self._evaluations.repeat(key):
+                self._puller.watch(message_id)
+            if self._unanswered.pop(key, None) is None:
+                continue
+            task = self._run.in_flight[key]
+            if task.due is not None:
+                self._no_longer_in_order(task)
+                self._queue.remove((task.due, task.sequence, key))
+                heapq.heapify(self._queue)
+            tasks.append(task)
+        return tasks
 
     def _no_longer_in_order(self, task: Task) -> None:
         assert task.due is not None

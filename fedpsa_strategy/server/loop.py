@@ -12,6 +12,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
 from fedpsa_strategy.errors import ForgeryError
+from fedpsa_strategy.server.awake import AwakeTime
 from fedpsa_strategy.server.callbacks.base import hooks
 from fedpsa_strategy.server.evaluation import EvaluateFn, Evaluations
 from fedpsa_strategy.server.events import RunEnded, RunStarted, Waiting
@@ -25,6 +26,7 @@ from fedpsa_strategy.server.stop import STOP_REQUESTED, ShouldStop, Stop
 
 log = logging.getLogger("flwr")
 
+_AGAIN = 1.0  # seconds after which a task that expired is looked for again
 _TURN = 1.0  # seconds between two turns of callbacks
 
 
@@ -49,6 +51,8 @@ class AsyncLoop:
         Asked after each version.
     monotonic, sleep : Callable
         Real time, for waiting; the run's own time is the strategy's clock.
+    wall : Callable
+        The time of day, which goes on while the machine is asleep.
     perf_counter : Callable
         Real time, for how long the strategy takes.
     """
@@ -66,6 +70,7 @@ class AsyncLoop:
         should_stop: ShouldStop | None = None,
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
+        wall: Callable[[], float] = time.time,
         perf_counter: Callable[[], float] = time.perf_counter,
     ) -> None:
         run = strategy.state
@@ -93,7 +98,8 @@ class AsyncLoop:
             timeout,
             monotonic,
         )
-        self._inbox = Inbox(run, grid, self._evaluations, timeout, monotonic)
+        awake = AwakeTime(monotonic, wall)
+        self._inbox = Inbox(run, grid, self._evaluations, timeout, awake)
         self._pace = Pace(grid, sleep)
         self._idle = hooks(strategy.callbacks, "idle")
         self._turn = hooks(strategy.callbacks, "turn")
@@ -161,8 +167,7 @@ class AsyncLoop:
             self._save()
         self._evaluations.last(on_clients=not stopped)
         while not stopped and self._evaluations.close():
-            progress, _ = self._inbox.collect(evaluations_only=True)
-            if progress:
+            if self._inbox.collect(evaluations_only=True).progress:
                 self._pace.reset()
             if self._evaluations.close():
                 self._pace.rest()
@@ -209,10 +214,9 @@ class AsyncLoop:
             return
         run, strategy = self._run, self._strategy
         accepted = set(self._grid.push_messages(messages))
-        now = self._monotonic()
         run.whole = False
         for task in strategy.dispatch.sent(messages):
-            self._inbox.expect(task, now, accepted=task.message_id in accepted)
+            self._inbox.expect(task, accepted=task.message_id in accepted)
         for task, _ in list(run.prepared.values()):
             strategy.apply.reject(task, "the message could not be sent")
         run.whole = True
@@ -221,12 +225,17 @@ class AsyncLoop:
 
     def _collect(self) -> None:
         """Collect what has arrived, or rest a little."""
-        progress, lost = self._inbox.collect()
-        if lost:
-            self._send_again(lost)
+        found = self._inbox.collect()
+        if found.lost:
+            self._send_again(found.lost, "replies were lost with one that cannot be read")
+            for task in found.lost:
+                self._inbox.expect_singly(task)
+        if found.expired:
+            self._send_again(found.expired, "tasks expired while time stood still")
+            self._pace.rest(_AGAIN)
         self._evaluations.close()
         now = self._monotonic()
-        if progress or self._inbox.ready:
+        if found.progress or self._inbox.ready:
             self._silent_since = now
             self._pace.reset()
             return
@@ -240,19 +249,17 @@ class AsyncLoop:
         self._server_seconds += self._perf_counter() - started
         self._pace.rest()
 
-    def _send_again(self, tasks: list[Task]) -> None:
-        """Send tasks again whose replies were lost with one that cannot be read.
+    def _send_again(self, tasks: list[Task], why: str) -> None:
+        """Send tasks again, by no fault of their clients.
 
         A task keeps its number, its seed and its due time: with the virtual clock the run ends in
-        the same bits as if nothing had been lost.
+        the same bits as if nothing had happened.
         """
-        log.warning("%d replies were lost with one that cannot be read: sent again", len(tasks))
+        log.warning("%d %s: sent again", len(tasks), why)
         self._run.whole = False
         messages = self._strategy.dispatch.repeat(tasks, self._train_config)
         self._run.whole = True
         self._send(messages)
-        for task in tasks:
-            self._inbox.expect_singly(task)
 
     # --- Apply ---------------------------------------------------------------------------------
 

@@ -33,10 +33,12 @@ class Pace:
         """Note that something arrived: the next pause is short."""
         self._pause = _FIRST_PAUSE
 
-    def rest(self) -> None:
+    def rest(self, least: float = 0.0) -> None:
         """Wait a little, longer each time."""
-        if self._wait is not None:
+        if least:
+            self._sleep(least)
+        elif self._wait is not None:
             self._wait(_LONGEST_PAUSE)
-            return
-        self._sleep(self._pause)
-        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+        else:
+            self._sleep(self._pause)
+            self._pause = min(2 * self._pause, _LONGEST_PAUSE)

@@ -27,7 +27,9 @@ DECODING_ERRORS = (
 
 MOST_ASKED = 128  # replies asked for at a time, where others can wait
 
-_MESSAGE_UNAVAILABLE = 3  # Flower's ErrorCode: the SuperLink has no such message, or not any more
+# Flower's ErrorCode: the SuperLink has no such message, or not any more; its reply came too late;
+# its node has not been heard of for a while.
+MESSAGE_UNAVAILABLE, REPLY_UNAVAILABLE, NODE_UNAVAILABLE = 3, 4, 5
 
 
 @dataclass
@@ -109,4 +111,4 @@ class Puller:
 
 
 def _is_unavailable(reply: Message) -> bool:
-    return reply.has_error() and reply.error.code == _MESSAGE_UNAVAILABLE
+    return reply.has_error() and reply.error.code == MESSAGE_UNAVAILABLE
