@@ -60,6 +60,11 @@ def method_values(strategy: str, text: str, known: Mapping[str, Field[Any]]) -> 
     return values
 
 
+def as_text(values: Mapping[str, Any]) -> str:
+    """Return settings of a method in the form that `parsed` reads."""
+    return " ".join(f"{key}={json.dumps(value)}" for key, value in values.items())
+
+
 def parsed(text: str) -> dict[str, Any]:
     """Return the keys and values in ``key=value key=value ...``.
 

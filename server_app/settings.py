@@ -6,7 +6,6 @@ Every setting is declared once, here, with its default, its range and what it me
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, make_dataclass, replace
 from functools import cached_property
@@ -21,7 +20,7 @@ from fedpsa_strategy.methods.registry import (
     shared_settings,
 )
 from fedpsa_strategy.wire.update_dtype import UPDATE_DTYPES
-from server_app.method_settings import SettingsError, checked, method_values
+from server_app.method_settings import SettingsError, as_text, checked, method_values
 from server_app.privacy import why_not_private
 from server_app.setting_names import hint_for
 
@@ -43,6 +42,7 @@ MAY_CHANGE = {
     "checkpoint-keep",
     "resume",
     "run-dir",
+    "tags",
     "data-dir",
     "cache-dir",
     "status-interval",
@@ -305,6 +305,11 @@ class Settings(_MethodSettings):
         "absolute path of the run's folder; empty: <time>-<strategy>-<dataset or task> in runs/ if"
         " the server works in this app's folder, else in ~/.local/state/fedpsa/runs",
     )
+    tags: str = setting(
+        "",
+        "words to find this run by, such as 'baseline,for-the-report'",
+        form=(r"([^\s,]+(,[^\s,]+)*)?", "words without spaces, with commas between them"),
+    )
     data_dir: str = setting("", "where dataset files are; empty: the user's cache folder")
     cache_dir: str = setting("", "where prepared arrays are kept; empty: the user's cache folder")
 
@@ -413,7 +418,7 @@ class Settings(_MethodSettings):
             for item in fields(self.method)
             if (value := getattr(self.method, item.name)) != item.default
         }
-        return " ".join(f"{key}={json.dumps(value)}" for key, value in sorted(changed.items()))
+        return as_text(dict(sorted(changed.items())))
 
     @property
     def data_name(self) -> str:

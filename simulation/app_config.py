@@ -19,7 +19,7 @@ def default_run_config(app_dir: Path) -> dict[str, ConfigValue]:
     Refused
         If there is no Flower app in this folder.
     """
-    return dict(_flatten(_app_table(app_dir).get("config", {})))
+    return dict(flatten(_app_table(app_dir).get("config", {})))
 
 
 def app_components(app_dir: Path) -> tuple[str, str]:
@@ -52,10 +52,11 @@ def _app_table(app_dir: Path) -> dict[str, Any]:
     return dict(table)
 
 
-def _flatten(table: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, ConfigValue]]:
+def flatten(table: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, ConfigValue]]:
+    """Yield the values of a table with dotted keys for nested tables."""
     for key, value in table.items():
         if isinstance(value, Mapping):
-            yield from _flatten(value, f"{prefix}{key}.")
+            yield from flatten(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
 
@@ -89,3 +90,33 @@ def _own_settings(strategy: str) -> list[str]:
         return [f"method.{key}" for key in find_method(strategy).setting_keys()]
     except MethodError:  # which is said elsewhere
         return []
+
+
+def read_config(path: Path) -> dict[str, ConfigValue]:
+    """Return the run config in a file; settings of an own method stand in a table ``[method]``.
+
+    The config.toml of a run repeats that run, in a folder of its own.
+
+    Raises
+    ------
+    Refused
+        If it cannot be read.
+    """
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise Refused(f"--config {path}: {error}") from error
+    own = table.pop("method", {})
+    config = dict(flatten(table))
+    for key, value in config.items():
+        if not isinstance(value, bool | int | float | str):
+            raise Refused(f"--config {path}: {key} must be a number, a text, true or false")
+    if str(config.get("run-dir")) == str(path.absolute().parent):
+        config = {key: value for key, value in config.items() if key not in ("run-dir", "resume")}
+    if own:
+        from server_app.method_settings import as_text
+
+        if not isinstance(own, Mapping):
+            raise Refused(f"--config {path}: method must be a table")
+        config["method-settings"] = as_text(own)
+    return config

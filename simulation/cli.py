@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,13 +14,16 @@ import click
 from fedpsa_strategy.cli import main as library
 from fedpsa_strategy.cli.main import INTERRUPTED, examples
 from simulation import launch
-from simulation.app_config import check_keys, default_run_config
+from simulation.app_config import check_keys, default_run_config, read_config
 from simulation.arguments import FiniteRange, Setting, folded, parse_value
+from simulation.combinations import combinations, is_sweep
 from simulation.command import LaunchCommand
 from simulation.environment import ConfigValue
 from simulation.errors import Refused
 from simulation.experiments import commands as experiments
+from simulation.experiments.choices import SEEDS, jobs_option
 from simulation.launch import Launch, Resources, RunConfig
+from simulation.presets import PRESETS, preset_config
 
 __all__ = ["COMMANDS", "INTERRUPTED", "build_run_config", "main"]
 
@@ -41,11 +45,41 @@ def _common(function: Callable[..., Any]) -> Callable[..., Any]:
                 " [tool.flwr.app.config] in pyproject.toml; may be repeated.",
             ),
             click.option(
+                "--config",
+                "config_file",
+                type=Path,
+                metavar="FILE.toml",
+                help="Settings from a file, as --show-config prints them, or the config.toml of a"
+                " run of before. What --set says goes before.",
+            ),
+            click.option(
+                "--preset",
+                "presets",
+                multiple=True,
+                type=click.Choice([*PRESETS]),
+                metavar="NAME",
+                help=f"Settings by name; may be repeated: {', '.join(PRESETS)}.",
+            ),
+            click.option(
+                "--name", metavar="NAME", help="Name of the run's folder in runs, or of the sweep."
+            ),
+            click.option(
+                "--tag", "tags", multiple=True, metavar="WORD", help="A word to find the run by."
+            ),
+            click.option(
                 "--run-dir",
                 type=Path,
                 metavar="DIR",
                 help="Folder for all results of this run"
                 " (default: runs/<time>-<strategy>-<dataset>).",
+            ),
+            click.option(
+                "--show-config",
+                is_flag=True,
+                help="Print the settings as a file for --config, and run nothing.",
+            ),
+            click.option(
+                "--json", "as_json", is_flag=True, help="Print the summary as JSON, for scripts."
             ),
             click.option(
                 "--app",
@@ -70,13 +104,16 @@ def _common(function: Callable[..., Any]) -> Callable[..., Any]:
         "fedpsa run --clients 50 --set virtual-days=0.25",
         "fedpsa run --engine local --set strategy=fedbuff --set dataset=fmnist",
         "fedpsa run --run-dir runs/mine --set resume=true      # go on where it was stopped",
+        "fedpsa run --preset paper-fmnist --preset skew-strong --name skewed --tag report",
+        "fedpsa run --preset quick --set lr=0.01,0.1 --seeds 0-2 --jobs 2      # a sweep",
+        "fedpsa run --preset quick --show-config > my.toml",
+        "fedpsa run --config my.toml",
     ),
 )
 @click.option(
     "--engine",
     type=click.Choice(["local", "ray"]),
-    default="ray",
-    show_default=True,
+    show_default="ray; local for sweeps",
     help="What simulates the clients: Flower's engine on Ray, or local worker processes without"
     " it, which is faster and gives the same results.",
 )
@@ -118,16 +155,28 @@ def _common(function: Callable[..., Any]) -> Callable[..., Any]:
     metavar="X",
     help="ray: GPUs, or the part of one, for one client.",
 )
+@click.option(
+    "--seeds", type=SEEDS, help="One run for each; together with lists behind --set, a sweep."
+)
+@jobs_option
 @_common
-def run(engine: str, **given: Any) -> int:
+def run(engine: str | None, seeds: tuple[int, ...] | None, **given: Any) -> int:
     """Train with simulated clients on this machine.
 
     The clients' speeds follow a virtual clock, so that fifty slow devices cost no more than their
     computing time.
+
+    Lists of values (--set lr=0.01,0.1) and of seeds make a sweep: every combination is run once,
+    several side by side, in runs/cells or runs/NAME. The same command goes on where it was stopped.
+    A value that is allowed as it stands, such as a path with a comma, is no list.
     """
     arguments = SimpleNamespace(**given, clock="virtual", default_clients=50)
+    if seeds is not None:
+        arguments.settings = (*arguments.settings, ("seed", ",".join(map(str, seeds))))
+    if seeds is not None or is_sweep(arguments.settings):
+        return _sweep(arguments, engine or "local")
     names = ("workers", "train_here", "cpus", "client_cpus", "client_gpus")
-    return _launch(arguments, engine, Resources(**{name: given[name] for name in names}))
+    return _launch(arguments, engine or "ray", Resources(**{name: given[name] for name in names}))
 
 
 @click.command(
@@ -176,36 +225,83 @@ def build_run_config(
     Refused
         If a key is unknown, or the command line contradicts itself.
     """
-    settings: RunConfig = {
-        k: parse_value(v, defaults.get(k)) for k, v in folded(arguments.settings)
-    }
-    check_keys(settings, defaults)
+    settings = _settings(arguments, defaults)
+    folder = launch.named_folder(arguments.name, arguments.run_dir)
+    return launch.with_places(settings, defaults, folder, now)
+
+
+def _settings(arguments: SimpleNamespace, defaults: Mapping[str, ConfigValue]) -> RunConfig:
+    """Return what presets, file and options say; a later one goes before an earlier one."""
+    given: RunConfig = {k: parse_value(v, defaults.get(k)) for k, v in folded(arguments.settings)}
     for key, option in (("num-clients", arguments.clients), ("run-dir", arguments.run_dir)):
-        if key in settings and option is not None and str(settings[key]) != str(option):
+        if key in given and option is not None and str(given[key]) != str(option):
             raise Refused(f"--set {key} contradicts the option for the same value.")
-    usual: RunConfig = {
-        "num-clients": arguments.clients or arguments.default_clients,
-        "clock": arguments.clock,
-    }
+    usual: RunConfig = {"num-clients": arguments.default_clients, "clock": arguments.clock}
     # An app of somebody else need not have these.
-    settings = {**{k: v for k, v in usual.items() if k in defaults}, **settings}
-    return launch.with_places(settings, defaults, arguments.run_dir, now)
+    settings: RunConfig = {k: v for k, v in usual.items() if k in defaults}
+    settings |= preset_config(arguments.presets)
+    if arguments.config_file is not None:
+        settings |= read_config(arguments.config_file)
+    if arguments.clients is not None and "num-clients" in defaults:
+        settings["num-clients"] = arguments.clients
+    if arguments.tags:
+        settings["tags"] = ",".join(arguments.tags)
+    settings |= given
+    check_keys(settings, defaults)
+    return settings
 
 
 def _launch(arguments: SimpleNamespace, engine: str, resources: Resources) -> int:
     app = arguments.app.resolve()
     defaults = default_run_config(app)
+    if arguments.show_config:
+        return _show(arguments, _settings(arguments, defaults), defaults)
     run_config = build_run_config(arguments, defaults, datetime.now(UTC))
-    launch.check(app, run_config)
-    clients = run_config.get("num-clients", arguments.clients or arguments.default_clients)
-    if type(clients) is not int:
-        raise Refused(f"num-clients = {clients!r}: must be a whole number")
+    clients, talk = arguments.clients or arguments.default_clients, not arguments.as_json
+    stream = talk and not arguments.quiet
+    summary = launch.run(Launch(engine, run_config, clients, app, resources, stream, talk))
     run_dir = run_config.get("run-dir")
-    if run_dir:
-        print(f"Results go to {run_dir}", flush=True)
-    launch.ENGINES[engine](Launch(run_config, clients, app, resources, not arguments.quiet))
-    print(f"Completed; the results are in {run_dir}" if run_dir else "Completed.", flush=True)
+    if arguments.as_json:
+        click.echo(json.dumps({"run-dir": run_dir, **summary}, indent=2))
+    else:
+        print(f"Completed; the results are in {run_dir}" if run_dir else "Completed.", flush=True)
     return 0
+
+
+def _show(
+    arguments: SimpleNamespace, settings: RunConfig, defaults: Mapping[str, ConfigValue]
+) -> int:
+    import tomli_w
+
+    if arguments.app.resolve() == launch.APP:
+        from server_app.settings import Settings
+
+        settings = Settings.from_run_config(settings).to_run_config()
+    whole = {**defaults, **settings}
+    click.echo(json.dumps(whole, indent=2) if arguments.as_json else tomli_w.dumps(whole), nl=False)
+    return 0
+
+
+def _sweep(arguments: SimpleNamespace, engine: str) -> int:
+    from simulation.sweeps import Sweep
+
+    if arguments.app.resolve() != launch.APP:
+        raise Refused("a sweep runs this repository's app: --app goes with single runs.")
+    if arguments.run_dir is not None or arguments.show_config:
+        raise Refused(
+            "a sweep has many runs: --run-dir and --show-config go with single ones; --name names"
+            " the folder of all of them."
+        )
+    defaults = default_run_config(launch.APP)
+    folder = launch.named_folder(arguments.name, None) or arguments.cells
+    sweep = Sweep(
+        [
+            _settings(SimpleNamespace(**{**vars(arguments), "settings": pairs}), defaults)
+            for pairs in combinations(arguments.settings)
+        ],
+        folder,
+    )
+    return sweep.run(engine, arguments.jobs, as_json=arguments.as_json)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from fedpsa_strategy.checks import shown
 from server_app.places import run_name, unused
 from simulation.engines.grpc import run_on_processes
 from simulation.engines.ray import run_on_ray
@@ -57,27 +59,33 @@ class Launch:
 
     Parameters
     ----------
+    engine : str
+        A key of `ENGINES`.
     run_config : Mapping[str, bool | int | float | str]
         What differs from the app's own run config.
     clients : int
-        How many clients, or nodes.
+        How many clients, or nodes, if the run config does not say.
     app : Path
         The folder of the Flower app.
     resources : Resources
         What the engine may use.
     stream : bool (default: True)
         Whether to show the run's log.
+    talk : bool (default: True)
+        Whether to print what is started and where results go.
     """
 
+    engine: str
     run_config: Mapping[str, ConfigValue]
     clients: int
     app: Path = APP
     resources: Resources = Resources()
     stream: bool = True
+    talk: bool = True
 
     def say(self, text: str) -> None:
         """Tell a person what happens, if anybody looks."""
-        if self.stream:
+        if self.talk:
             print(text, flush=True)
 
 
@@ -129,6 +137,42 @@ ENGINES: dict[str, Callable[[Launch], dict[str, Any]]] = {
     "processes": _processes,
 }
 """What a launch can run on; each returns the run's summary."""
+
+
+def run(launch: Launch) -> dict[str, Any]:
+    """Check a launch, carry it out, and return the run's summary.
+
+    Raises
+    ------
+    Refused
+        If it cannot run; nothing was started.
+    RunFailed
+        If it did not complete.
+    """
+    check(launch.app, launch.run_config)
+    clients = launch.run_config.get("num-clients", launch.clients)
+    if type(clients) is not int:
+        raise Refused(f"num-clients = {clients!r}: must be a whole number")
+    if run_dir := launch.run_config.get("run-dir"):
+        launch.say(f"Results go to {run_dir}")
+    return ENGINES[launch.engine](replace(launch, clients=clients))
+
+
+def named_folder(name: str | None, run_dir: Path | str | None) -> Path | None:
+    """Return the folder that a person chose for a run; None if none was chosen.
+
+    Raises
+    ------
+    Refused
+        If the name cannot be a folder's, or both are given.
+    """
+    if name is None:
+        return None if run_dir is None else Path(run_dir)
+    if run_dir is not None:
+        raise Refused("a name and a run folder are both given: a name is that of a folder in runs")
+    if not re.fullmatch(r"[\w][\w.+=-]{0,99}", name):
+        raise Refused(f"name = {shown(name)}: must be letters, digits, '-', '_', '.', '+' and '='")
+    return Path("runs") / name
 
 
 def with_places(

@@ -94,16 +94,27 @@ class Options:
             "calibration-seed": seed,
         }
         config = {**usual, **self.extra, **varied}
-        own_method = not is_ours(str(config["strategy"]))
-        if not own_method:  # meant for the others
+        if is_ours(str(config["strategy"])):  # meant for the others
             config.pop("method-settings", None)
-        settings = resolve(Settings.from_run_config(config))
-        return Cell(
-            labels,
-            settings,
-            source_of(settings.task) if own_task else "",
-            source_of(find_method(settings.strategy).__module__) if own_method else "",
-        )
+        return make_cell(labels, config)
+
+
+def make_cell(labels: Mapping[str, Label], config: Mapping[str, ConfigValue]) -> Cell:
+    """Return the cell of a run config.
+
+    Raises
+    ------
+    SettingsError
+        If a setting is not allowed.
+    """
+    settings = resolve(Settings.from_run_config(config))
+    own_method = not is_ours(settings.strategy)
+    return Cell(
+        labels,
+        settings,
+        source_of(settings.task) if settings.task else "",
+        source_of(find_method(settings.strategy).__module__) if own_method else "",
+    )
 
 
 def source_of(reference: str) -> str:

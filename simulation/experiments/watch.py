@@ -50,7 +50,7 @@ class Watch:
     @property
     def share(self) -> float:
         """How much of the run is done, 0 to 1."""
-        return min(self.day / self.days, 1.0)
+        return min(self.day / self.days, 1.0) if self.days else 0.0
 
     @property
     def seconds(self) -> float:
@@ -67,7 +67,7 @@ class Watch:
     @property
     def seconds_left(self) -> float | None:
         """How long it will still take at its pace."""
-        if self._first is None or self.day <= self._first[1]:
+        if not self.days or self._first is None or self.day <= self._first[1]:
             return None
         pace = (self.day - self._first[1]) / (self._monotonic() - self._first[0])
         return (self.days - self.day) / pace

@@ -19,6 +19,7 @@ from simulation.engines.local.internals import SERVER_NODE_ID, act_as, give_id
 from simulation.engines.local.pool import WorkerPool
 from simulation.engines.local.worker import Setup
 from simulation.environment import ConfigValue
+from simulation.objects import given
 
 CLIENT_APP = "client_app.app:app"
 
@@ -63,7 +64,7 @@ class LocalGrid(Grid):
             _FIRST_NODE_ID + index: {"partition-id": index, "num-partitions": num_nodes}
             for index in range(num_nodes)
         }
-        setup = Setup(app, node_configs, dict(run_config))
+        setup = Setup(app, node_configs, dict(run_config), given())
         self._node_ids = set(node_configs)
         self._message_ids = map(str, itertools.count(1))
         self._run: Run | None = None

@@ -16,7 +16,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -24,6 +24,7 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from simulation.engines.local.internals import RUN_ID, SERVER_NODE_ID, act_as
+from simulation.objects import adopt
 
 CLIENT_APP_RAISED = 2
 """Flower's error code for an exception in the ClientApp."""
@@ -44,11 +45,14 @@ class Setup:
         The node config of every node, by its id.
     run_config : Mapping[str, Any]
         The run config.
+    objects : Mapping[str, bytes] (default: {})
+        Tasks and methods that no other process can import; see `simulation.objects`.
     """
 
     app: str
     node_configs: Mapping[int, Mapping[str, Any]]
     run_config: Mapping[str, Any]
+    objects: Mapping[str, bytes] = field(default_factory=dict)
 
 
 class Runner:
@@ -105,6 +109,7 @@ def main(connection: Connection) -> None:
     jobs: queue.SimpleQueue[tuple[Message, bytes]] = queue.SimpleQueue()
     threading.Thread(target=_take_jobs, args=(connection, jobs), daemon=True).start()
     try:
+        adopt(setup.objects)
         runner = Runner(setup)
     except Exception as error:
         traceback.print_exc()

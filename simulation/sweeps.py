@@ -1,0 +1,113 @@
+"""Sweeps: every combination of some settings once, side by side, and one table at the end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from fedpsa_strategy.methods.registry import find_method
+from fedpsa_strategy.watch.event_log import plain
+from fedpsa_strategy.watch.runs import Comparison, Run, compare
+from server_app.settings import Settings
+from simulation.errors import Refused
+from simulation.experiments.cells import OWN_SPLIT, Cell, Label
+from simulation.experiments.display import PlainDisplay, make_display
+from simulation.experiments.machine import num_cores
+from simulation.experiments.options import make_cell
+from simulation.experiments.scheduler import Scheduler
+from simulation.experiments.store import CellStore
+from simulation.launch import RunConfig
+
+_TOLD = {"strategy", "dataset", "task", "dirichlet-alpha", "seed"}
+
+
+class Sweep:
+    """Some run configs, each run once.
+
+    Parameters
+    ----------
+    configs : Sequence[RunConfig]
+        What is run.
+    folder : Path
+        Where the runs are; those that are finished there are not run again.
+
+    Raises
+    ------
+    Refused
+        If a setting is not allowed, or the runs would disturb one another.
+    """
+
+    def __init__(self, configs: Sequence[RunConfig], folder: Path) -> None:
+        varied = {
+            key
+            for config in configs
+            for key in config
+            if len({repr(other.get(key)) for other in configs}) > 1
+        }
+        if any(key in config for config in configs for key in ("run-dir", "resume")):
+            raise Refused("run-dir, resume: every run of a sweep has a folder of its own.")
+        try:
+            self.cells = [_cell(config, sorted(varied - _TOLD)) for config in configs]
+        except ValueError as error:
+            raise Refused(str(error)) from error
+        if any(cell.settings.clock == "wall" for cell in self.cells):
+            raise Refused(
+                "clock = 'wall': runs side by side would slow one another down, and real time is"
+                " what they measure; run them one by one."
+            )
+        self.store = CellStore(folder)
+
+    def run(self, engine: str, jobs: int | None, *, as_json: bool = False) -> int:
+        """Run what is not finished yet, print the table, and return the exit code.
+
+        Parameters
+        ----------
+        engine : str
+            "local" or "ray".
+        jobs : int | None
+            How many run side by side; None: one for each core, and one on Ray.
+        as_json : bool (default: False)
+            Whether to print JSON instead.
+        """
+        jobs = jobs or (num_cores() if engine == "local" else 1)
+        to_stderr = PlainDisplay(lambda text: click.echo(text, err=True))
+        with to_stderr if as_json else make_display("sweep") as display:
+            scheduler = Scheduler(self.cells, self.store, jobs=jobs, engine=engine, display=display)
+            total, done = scheduler.state.total, scheduler.state.done
+            click.echo(
+                f"{total} runs, {done} of them finished; they are in {self.store.folder}.",
+                err=as_json,
+            )
+            try:
+                failed = scheduler.run()
+            except (KeyboardInterrupt, SystemExit):
+                click.echo("All runs have ended; the same command goes on from here.", err=True)
+                raise
+        found = self.comparison()
+        if as_json:
+            told = {"runs": found.rows, "groups": found.groups, "failed": failed} if found else {}
+            click.echo(json.dumps(plain(told), indent=2))
+        elif found:
+            click.echo(f"\n{found}")
+        return int(bool(failed))
+
+    def comparison(self) -> Comparison | None:
+        """Return the finished runs side by side; None if there are none."""
+        unique = {cell.id: cell for cell in self.cells}
+        done = [cell for cell in unique.values() if self.store.finished(cell) is not None]
+        return compare([Run(self.store.path(cell)) for cell in done]) if done else None
+
+
+def _cell(config: RunConfig, varied: Sequence[str]) -> Cell:
+    settings = Settings.from_run_config(config)
+    labels: dict[str, Label] = {
+        "method": find_method(settings.strategy).label,
+        "dataset": settings.data_name,
+        "alpha": OWN_SPLIT if settings.task else settings.dirichlet_alpha,
+        "seed": settings.seed,
+    }
+    values = settings.to_run_config()
+    return make_cell(labels | {key: f"{key}={values[key]}" for key in varied}, config)
