@@ -370,7 +370,7 @@ def _cell(row: Mapping[str, Any], key: str) -> str:
     if key == "seeds":
         return ",".join(map(str, value))
     if isinstance(value, float):
-        return f"{value:.4g}" + ("" if deviation is None else f" ± {deviation:.2g}")
+        return f"{value:.4g}" + (f" ± {deviation:.2g}" if deviation else "")
     return str(value)
 
 

@@ -195,6 +195,7 @@ def test_deploy_runs_on_processes(
     assert seen == {
         "app_dir": tiny_app,
         "num_nodes": 3,
+        "warm": True,
         "node_configs": None,
         "log_dir": run_dir / "engine-logs",
         "flwr_home": None,
