@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 RUN := $(BIN)/python -m simulation
 
-.PHONY: help bench install install-dev run deploy-local test test-all test-latest docker-up docker-down docker-test lint types clean
+.PHONY: help bench docs install install-dev run deploy-local test test-all test-latest docker-up docker-down docker-test lint types clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -60,6 +60,11 @@ $(LATEST)/.installed: pyproject.toml constraints.txt
 
 test-latest: $(LATEST)/.installed  ## the engine tests on Flower 1.41, in an environment of its own
 	$(LATEST)/bin/python -m pytest tests/engines tests/simulation -m 'engine and not slow'
+
+# Material prints an advertisement of its successor unless it is told not to.
+docs: install-dev  ## the documentation as a site: site/index.html
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "Open site/index.html in a browser."
 
 # The quick ones; each module of benchmarks/ is a command of its own with more options.
 bench: install  ## what things cost: pages and JSON in benchmarks/results

@@ -22,6 +22,7 @@ HERE = (
     "flwr run . --stream"
     ' --federation-config "num-supernodes=50 client-resources-num-cpus=1"'
     " --run-config \"dataset='digits' dirichlet-alpha=0.1 virtual-days=0.1\"",
+    '.venv/bin/python -c "import torch; print(torch.__version__, torch.cuda.is_available())"',
     '.venv/bin/pip install -e ".[tensorboard]"',
     ".venv/bin/python -m simulation run --engine local --set tensorboard=true"
     " --set virtual-days=0.05",
