@@ -1,4 +1,4 @@
-"""How many bytes travel per update, for every method; and what half-precision uploads cost."""
+"""How many bytes travel per update, for every method; and what shorter uploads cost."""
 
 from __future__ import annotations
 
@@ -53,7 +53,9 @@ def measure(method: str, dataset: str, data_dir: str, **settings: Any) -> Traffi
     return Traffic(statistics.fmean(sizes["dispatch"]), statistics.fmean(sizes["upload"]))
 
 
-def accuracy(dataset: str, days: float, seeds: Sequence[int], data_dir: str) -> dict[str, Any]:
+def accuracy(
+    dataset: str, width: float, days: float, seeds: Sequence[int], data_dir: str
+) -> dict[str, Any]:
     """Return the final accuracies with every number format."""
     usual: dict[str, Any] = {"lr": 0.1, "batch-size": 16} if dataset == "digits" else {}
     found: dict[str, Any] = {}
@@ -63,6 +65,7 @@ def accuracy(dataset: str, days: float, seeds: Sequence[int], data_dir: str) -> 
             with tempfile.TemporaryDirectory() as folder:
                 config = {
                     "dataset": dataset,
+                    "model-width": width,
                     "data-dir": data_dir,
                     "dirichlet-alpha": 0.1,
                     "virtual-days": days,
@@ -86,7 +89,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options.add_argument("--datasets", nargs="+", default=["digits", "fmnist", "mnist"])
     options.add_argument("--data-dir", default="", help="where the datasets' files are")
     options.add_argument(
-        "--accuracy", nargs="*", default=[], metavar="DATASET=DAYS", help="also the accuracies"
+        "--accuracy",
+        nargs="*",
+        default=[],
+        metavar="DATASET[:WIDTH]=DAYS",
+        help="also the accuracies, with models of that width",
     )
     options.add_argument("--seeds", type=int, default=3)
     parsed = options.parse_args(arguments)
@@ -136,12 +143,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     report.data("traffic", data)
     accuracies = {}
     for text in parsed.accuracy:
-        dataset, _, days = text.partition("=")
-        found_here = accuracy(dataset, float(days), range(parsed.seeds), parsed.data_dir)
+        model, _, days = text.partition("=")
+        dataset, _, width = model.partition(":")
+        wide = f" (model-width {width})" if width else ""
+        seeds = range(parsed.seeds)
+        found_here = accuracy(dataset, float(width or 1), float(days), seeds, parsed.data_dir)
         accuracies[text] = found_here
         exact = [run["accuracy"] for run in found_here["float32"]]
         report.table(
-            f"{dataset}, {days} virtual days, FedPSA, α 0.1: accuracy by `update-dtype`",
+            f"{dataset}{wide}, {days} virtual days, FedPSA, α 0.1: accuracy by `update-dtype`",
             ["format", "accuracy per seed, %", "mean", "mean difference to float32", "bytes up"],
             [
                 [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from functools import lru_cache
 from importlib import import_module
 from typing import Any, cast
@@ -18,7 +19,8 @@ from fedpsa_strategy.methods.registry import find_method
 from fedpsa_strategy.probe.probe import LossFn
 from fedpsa_strategy.probe.state_dicts import load_values, parameter_views, read_arrays
 from fedpsa_strategy.seeds import model_seed
-from task.hardware import resolve_device, set_threads
+from task.errors import OutOfMemoryError
+from task.hardware import release, resolve_device, set_threads
 from task.kinds import CLASSES, Kind
 from task.own_checks import check_own_task
 from task.tasks import DatasetTask, LearningTask, as_shard, find_task, own_metrics_of
@@ -27,10 +29,17 @@ from task.training import train as train_model
 
 app = ClientApp()
 
+# Before torch 2.5 it was CUDA's alone.
+_OUT_OF_MEMORY = getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError)
+
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Train the global model on this node's data and reply with the update."""
+    return _within_memory(_train, message, context)
+
+
+def _train(message: Message, context: Context) -> Message:
     run, config = context.run_config, cast(ConfigRecord, message.content["config"])
     set_threads(_get(run, "threads", int))
     task = node_task(context)
@@ -64,6 +73,7 @@ def train(message: Message, context: Context) -> Message:
             step=step,
             proximal=proximal,
             loss_fn=loss_fn,
+            autocast=_get(run, "autocast", str),
             device=None,  # the model is in its place
             **common,
         )
@@ -85,6 +95,10 @@ def train(message: Message, context: Context) -> Message:
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
     """Evaluate the global model on this node's data."""
+    return _within_memory(_evaluate, message, context)
+
+
+def _evaluate(message: Message, context: Context) -> Message:
     set_threads(_get(context.run_config, "threads", int))
     task = node_task(context)
     shard = as_shard(task.train_data(context.node_config), "train_data")
@@ -105,6 +119,26 @@ def evaluate(message: Message, context: Context) -> Message:
     )
     metrics = MetricRecord({**found, "num-examples": len(shard)})
     return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+
+def _within_memory(
+    work: Callable[[Message, Context], Message], message: Message, context: Context
+) -> Message:
+    """Do a task on a device that others use too: what it does not need any more is given back."""
+    device = resolve_device(_get(context.run_config, "device", str))
+    try:
+        return work(message, context)
+    except _OUT_OF_MEMORY as error:
+        problem = str(error)
+    finally:
+        release(device)
+    # Only here nothing holds the tensors of the task any more.
+    _workspace.cache_clear()
+    release(device)
+    raise OutOfMemoryError(
+        f"the memory of {device} is full: use a smaller batch-size, or fewer clients at a time on "
+        f"one device (client-resources-num-gpus). torch says: {problem}"
+    )
 
 
 @app.query()

@@ -19,6 +19,10 @@ class TooStaleError(InvalidReplyError):
     """An update that is ignored because the model has moved on; its client did nothing wrong."""
 
 
+class OutOfMemoryReplyError(InvalidReplyError):
+    """A node says that its memory, or that of its GPU, is full: it is asked again after a pause."""
+
+
 class NodesMissingError(FedPSAError):
     """The nodes a run needs did not appear, or are not the ones it was set up for."""
 

@@ -143,6 +143,12 @@ class _BeforeMethods:
         "nothing)",
         choices=("eager", "compiled"),
     )
+    autocast: str = setting(
+        "off",
+        "mixed precision: bfloat16 computes matrix products and convolutions of training in 16 bits"
+        " (torch.autocast); parameters and updates keep their format",
+        choices=("off", "bfloat16"),
+    )
     update_dtype: str = setting(
         "float32",
         "number format in which clients send updates: the 16-bit ones halve the bytes; int8 and "
@@ -152,7 +158,7 @@ class _BeforeMethods:
     )
     device: str = setting(
         "auto",
-        "auto (CUDA where there is one), cpu, cuda, cuda:N",
+        "where models are computed; auto: the GPU if there is one (docs/GPU.md)",
         form=(r"auto|cpu|cuda(:\d{1,3})?", "auto, cpu, cuda or cuda:N"),
     )
     threads: int = setting(1, "CPU threads of each process", least=1, most=1024)
@@ -493,10 +499,13 @@ class Settings(_MethodSettings):
                 f"of dataset={self.dataset!r} is a single layer: choose one of {_WITH_ENCODER}, or "
                 "model='mlp'"
             )
-        if method.client_half and self.step == "compiled":
+        if method.client_half and (self.step, self.autocast) != ("eager", "off"):
             raise SettingsError(
-                f"strategy={self.strategy!r} trains in a way of its own: use step='eager'"
+                f"strategy={self.strategy!r} trains in a way of its own: use step='eager' and "
+                "autocast='off'"
             )
+        if self.step == "compiled" and self.autocast != "off":
+            raise SettingsError(f"autocast = {self.autocast!r}: needs step = 'eager'")
         if reason := why_not_private(self):
             raise SettingsError(reason)
         if self.resume and not self.run_dir:

@@ -17,5 +17,9 @@ class ShardFileError(ValueError):
     """A node's own data file cannot be used for training."""
 
 
+class OutOfMemoryError(RuntimeError):
+    """The device has too little memory; the server knows it by this name, and waits for a while."""
+
+
 class CacheError(OSError):
     """The cache folder cannot be written or keeps being damaged."""

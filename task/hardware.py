@@ -1,9 +1,15 @@
 """Threads and devices."""
 
 import contextlib
+import os
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import nn
+
+# Losses are summed in double precision, which these cannot.
+_WITHOUT_FLOAT64 = {"mps"}
 
 
 def set_threads(num_threads: int) -> None:
@@ -31,25 +37,92 @@ def resolve_device(name: str | torch.device) -> torch.device:
     Parameters
     ----------
     name : str | torch.device
-        ``"cpu"``, ``"cuda"``, ``"cuda:N"``, or ``"auto"``: CUDA if there is any, else the CPU.
+        ``"cpu"``, ``"cuda"``, ``"cuda:N"``, the same with the name of another accelerator that
+        torch has here, or ``"auto"``: the accelerator if there is any, else the CPU.
     """
-    text = str(name)
+    text, own = str(name), _accelerator()
     if text == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        text = own or "cpu"
+    if text == "cpu":
+        return torch.device("cpu")
     kind, _, index = text.partition(":")
-    if text != "cpu" and (kind != "cuda" or (":" in text and not index.isdecimal())):
+    if kind not in ("cuda", own) or (":" in text and not index.isdecimal()):
         raise ValueError(f"unknown device {text!r}; choose auto, cpu, cuda or cuda:N")
+    if kind != own:
+        raise RuntimeError(f"device {text!r} was asked for but CUDA is not available here")
+    count = torch.get_device_module(kind).device_count()
+    if index and int(index) >= count:
+        raise RuntimeError(f"device {text!r} was asked for but there are {count} of them")
     if kind == "cuda":
-        if not torch.cuda.is_available():
-            raise RuntimeError(f"device {text!r} was asked for but CUDA is not available here")
-        if index and int(index) >= torch.cuda.device_count():
-            raise RuntimeError(
-                f"device {text!r} was asked for but there are {torch.cuda.device_count()} of them"
-            )
+        # Read when the first matrix product is made: without it, sums differ from run to run.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     return torch.device(text)
+
+
+def _accelerator() -> str | None:
+    """Return the kind of the machine's accelerator, if it has a usable one."""
+    if torch.cuda.is_available():
+        return "cuda"
+    if not hasattr(torch, "accelerator"):  # before torch 2.6
+        return None
+    found = torch.accelerator.current_accelerator()
+    if found is None or found.type in _WITHOUT_FLOAT64 or not torch.accelerator.is_available():
+        return None
+    return str(found.type)
 
 
 def move(model: nn.Module, device: torch.device) -> None:
     """Put a model on a device, unless all of it is there: finding that out is quicker."""
     if any(tensor.device != device for tensor in (*model.parameters(), *model.buffers())):
         model.to(device)
+
+
+@contextlib.contextmanager
+def repeatable(place: torch.device, seed: int) -> Iterator[None]:
+    """Make what is computed depend on the seed alone: random numbers, and the order of sums.
+
+    On an accelerator torch's deterministic algorithms are on inside. Of operations that have none,
+    torch warns, by name. Everything is as before afterwards.
+
+    Parameters
+    ----------
+    place : torch.device
+        Where it is computed.
+    seed : int
+        Seed of the generators of the CPU and of that device.
+    """
+    generator = torch.default_generator
+    before = generator.get_state()
+    generator.manual_seed(seed)
+    try:
+        with contextlib.nullcontext() if place.type == "cpu" else _repeatable_there(place, seed):
+            yield
+    finally:
+        generator.set_state(before)
+
+
+@contextlib.contextmanager
+def _repeatable_there(place: torch.device, seed: int) -> Iterator[None]:
+    module = torch.get_device_module(place)
+    index = module.current_device() if place.index is None else place.index
+    was_on = torch.are_deterministic_algorithms_enabled()
+    warned_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    with (
+        torch.random.fork_rng(devices=[index], device_type=place.type),
+        torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True),
+    ):
+        torch.use_deterministic_algorithms(True, warn_only=not (was_on and not warned_only))
+        try:
+            with module.device(index):
+                module.manual_seed(seed)
+            yield
+        finally:
+            torch.use_deterministic_algorithms(was_on, warn_only=warned_only)
+
+
+def release(place: torch.device) -> None:
+    """Give memory that is no longer used back to a device that others use too."""
+    if place.type != "cpu":
+        empty: Any = getattr(torch.get_device_module(place), "empty_cache", None)
+        if empty is not None:
+            empty()

@@ -6,6 +6,7 @@ For the loss F of a batch, the start x₀ of the local training and a proximal w
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 STEPS = ("eager", "compiled")
+AUTOCAST = ("off", "bfloat16")  # float16 would need its losses scaled
 
 # Variants of the compiled epoch: per architecture, size of a batch, loss and use of the proximal
 # term, a few for one and for many numbers of samples. Beyond the limit torch raises an error.
@@ -46,6 +48,7 @@ def make_training(
     learning_rate: float,
     proximal: float,
     loss_fn: LossFn | None = None,
+    autocast: str = "off",
 ) -> Training:
     """Return a function of all inputs, all targets and the orders in which to visit them.
 
@@ -69,14 +72,25 @@ def make_training(
         The weight ρ; 0 leaves the term out. The losses returned are those of the data alone.
     loss_fn : Callable[[Tensor, Tensor], Tensor] | None (default: None)
         Loss per sample; None is cross-entropy.
+    autocast : str (default: "off")
+        ``"bfloat16"`` computes what torch thinks safe in 16 bits; for eager steps.
     """
+    if autocast not in AUTOCAST:
+        raise ValueError(f"unknown autocast {autocast!r}; choose from {', '.join(AUTOCAST)}")
+    if autocast != "off" and kind == "compiled":
+        raise ValueError(f"autocast {autocast!r} needs eager steps")
     if kind not in STEPS:
         raise ValueError(f"unknown step {kind!r}; choose from {', '.join(STEPS)}")
     parameters = trainable(model)
+    # Also switched off, torch's own takes a good part of a small model's step.
+    precision: AbstractContextManager[Any] = nullcontext()
+    if autocast != "off":
+        precision = torch.autocast(parameters[0].device.type, torch.bfloat16)
     start = [parameter.detach().clone() for parameter in parameters] if proximal else []
 
     def step(x: Tensor, y: Tensor) -> Tensor:
-        loss = batch_loss(loss_fn, model(x), y)
+        with precision:
+            loss = batch_loss(loss_fn, model(x), y)
         gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
         with torch.no_grad():
             for index, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):

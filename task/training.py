@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from task.hardware import move, resolve_device, set_threads
+from task.hardware import move, repeatable, resolve_device, set_threads
 from task.kinds import CLASSES, Kind, logits_of
 from task.own_metrics import MetricsFn, on_cpu, own_metrics
 from task.steps import CompiledStepError, LossFn, in_layout_of, make_training
@@ -29,6 +29,7 @@ def train(
     step: str = "eager",
     proximal: float = 0.0,
     loss_fn: LossFn | None = None,
+    autocast: str = "off",
 ) -> float:
     """Train a model in place by plain SGD, without momentum.
 
@@ -59,6 +60,9 @@ def train(
         Weight ρ of the term (ρ/2)·‖y - x₀‖² that holds the parameters y near their start x₀.
     loss_fn : Callable[[Tensor, Tensor], Tensor] | None (default: None)
         Loss per sample; None is cross-entropy.
+    autocast : str (default: "off")
+        ``"bfloat16"``: matrix products and convolutions in 16 bits (``torch.autocast``); the
+        parameters, and what is sent, stay as they are.
 
     Returns
     -------
@@ -74,8 +78,9 @@ def train(
         move(model, place)
     x, y = shard.x.to(place), shard.y.to(place)
     orders = shuffled(len(shard), epochs, seed).to(place)
-    with _mode(model, training=True), _own_random_state(place, seed):
-        loss = make_training(step, model, batch_size, lr, proximal, loss_fn)(x, y, orders)
+    with _mode(model, training=True), repeatable(place, seed):
+        training = make_training(step, model, batch_size, lr, proximal, loss_fn, autocast)
+        loss = training(x, y, orders)
     return float(loss)
 
 
@@ -177,29 +182,3 @@ def _mode(model: nn.Module, *, training: bool) -> Iterator[None]:
         for module, mode in before:
             if module.training != mode:
                 module.training = mode
-
-
-@contextlib.contextmanager
-def _own_random_state(place: torch.device, seed: int) -> Iterator[None]:
-    """Give layers that draw random numbers a generator state that depends on the seed alone."""
-    generator = torch.default_generator
-    before = generator.get_state()
-    generator.manual_seed(seed)
-    try:
-        with _own_cuda_state(place, seed) if place.type == "cuda" else contextlib.nullcontext():
-            yield
-    finally:
-        generator.set_state(before)
-
-
-@contextlib.contextmanager
-def _own_cuda_state(place: torch.device, seed: int) -> Iterator[None]:
-    index = torch.cuda.current_device() if place.index is None else place.index
-    with (
-        torch.random.fork_rng(devices=[index]),
-        # Else cuDNN may pick algorithms whose sums differ from run to run.
-        torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True),
-    ):
-        with torch.cuda.device(index):
-            torch.cuda.manual_seed(seed)
-        yield

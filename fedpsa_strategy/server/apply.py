@@ -8,7 +8,13 @@ from collections.abc import Sequence
 
 from flwr.app import Message, RecordDict
 
-from fedpsa_strategy.errors import DivergedError, ForgeryError, InvalidReplyError, TooStaleError
+from fedpsa_strategy.errors import (
+    DivergedError,
+    ForgeryError,
+    InvalidReplyError,
+    OutOfMemoryReplyError,
+    TooStaleError,
+)
 from fedpsa_strategy.methods.base import Update, Vector
 from fedpsa_strategy.server.callbacks.base import Callback, hooks
 from fedpsa_strategy.server.clients import Client
@@ -21,6 +27,9 @@ from fedpsa_strategy.wire.states import combine_states
 from fedpsa_strategy.wire.text import MAX_REASON, shown
 
 log = logging.getLogger("flwr")
+
+# What is asked again at once would end in the same way.
+_AT_ONCE = (ForgeryError, OutOfMemoryReplyError)
 
 _MOST_DOUBLINGS = 6  # of the pause of a node that stays silent
 
@@ -92,7 +101,7 @@ class Apply:
             self.reject(
                 task,
                 str(error),
-                quarantine=isinstance(error, ForgeryError),
+                quarantine=isinstance(error, _AT_ONCE),
                 failed=not isinstance(error, TooStaleError),
             )
 

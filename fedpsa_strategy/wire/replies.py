@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
-from fedpsa_strategy.errors import InvalidReplyError
+from fedpsa_strategy.errors import InvalidReplyError, OutOfMemoryReplyError
 from fedpsa_strategy.methods.base import Vector
 from fedpsa_strategy.wire.contract import CHECKSUM, DELTA, MARK, SECONDS, STATES, checksum
 from fedpsa_strategy.wire.layout import Layout, States
@@ -26,6 +27,10 @@ _MAX_ERROR = 500
 _MAX_METRICS = 256
 _MAX_NAME = 128
 _MAX_LIST = 1 << 16
+
+
+# What torch and Python call it; a name of a class before a colon.
+_OUT_OF_MEMORY = re.compile(r"\b(OutOfMemoryError|MemoryError)(:|$)")
 
 
 @dataclass(frozen=True)
@@ -180,14 +185,19 @@ def first_too_large(vector: Vector) -> int:
 def error_text(reply: Message) -> str:
     """Return what an error reply says, on one line of bounded length."""
     text = " ".join((reply.error.reason or f"error code {reply.error.code}").split())
-    # The cause stands at the end of a traceback.
-    text = text if len(text) <= _MAX_ERROR else "... " + text[-_MAX_ERROR:]
+    if len(text) > _MAX_ERROR:
+        # The cause stands at the end of a traceback; torch's own words about memory are long.
+        memory = _OUT_OF_MEMORY.search(text)
+        cause = text[-_MAX_ERROR:] if memory is None else text[memory.start() :][:_MAX_ERROR]
+        text = f"... {cause}"
     return shown(text, MAX_REASON)
 
 
 def _content(reply: Message) -> RecordDict:
     if reply.has_error():
-        raise InvalidReplyError(f"client error: {error_text(reply)}")
+        text = error_text(reply)
+        kind = OutOfMemoryReplyError if _OUT_OF_MEMORY.search(text) else InvalidReplyError
+        raise kind(f"client error: {text}")
     if not reply.has_content():
         raise InvalidReplyError("the reply has no content")
     return reply.content

@@ -53,7 +53,7 @@ class Positions(nn.Module):
         self.head = nn.Linear(6, 4)
 
     def forward(self, x):
-        return self.head(torch.tanh(x + self.embedding(torch.arange(8))).mean(1))
+        return self.head(torch.tanh(x + self.embedding(torch.arange(8, device=x.device))).mean(1))
 
 
 class SequenceFirst(nn.Module):

@@ -296,6 +296,28 @@ def test_a_model_may_be_trained_where_it_is(monkeypatch):
     assert equal(*map(parameters, models))
 
 
+def test_mixed_precision_rounds_the_products_and_keeps_the_parameters():
+    shard = toy_shard()
+    models = [make_model("digits", 0) for _ in range(3)]
+    losses = [
+        train(model, shard, **SETTINGS, autocast=autocast)
+        for model, autocast in zip(models, ("off", "bfloat16", "bfloat16"), strict=True)
+    ]
+    assert equal(parameters(models[1]), parameters(models[2]))
+    assert losses[0] != losses[1] == losses[2]
+    assert losses[1] == pytest.approx(losses[0], rel=0.05)
+    for exact, rounded in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        assert rounded.dtype == torch.float32
+        assert torch.allclose(exact, rounded, rtol=0.1, atol=0.02)
+        assert not equal([exact], [rounded])
+
+
+def test_mixed_precision_is_refused_where_it_is_not_known_to_work():
+    for bad in ({"autocast": "float16"}, {"autocast": "bfloat16", "step": "compiled"}):
+        with pytest.raises(ValueError, match="autocast"):
+            train(make_model("digits", 0), toy_shard(), **SETTINGS, **bad)
+
+
 def test_threads_can_be_set_again_and_again():
     for count in (2, 1, 2):
         set_threads(count)
