@@ -60,7 +60,7 @@ def become(
     _take_over(request, descriptors)
     # Its only other sign of being what it is; the command line is that of the warm process.
     with contextlib.suppress(OSError):
-        Path("/proc/self/comm").write_text(Path(script).name, encoding="ascii")
+        Path("/proc/self/comm").write_text(Path(script).name, encoding="utf-8")
     threading.Thread(target=_obey, args=[connection], name="fedpsa-node", daemon=True).start()
     _reseed()
     sys.argv = [script, *request["arguments"]]
@@ -120,7 +120,8 @@ def _obey(connection: socket.socket) -> None:
 
 
 def _reseed() -> None:
-    # Python does that for its own generator. The global one of NumPy starts from chance in every
-    # process, and must not be the same in all children. (torch's starts from a constant.)
+    """Give this process random numbers of its own; Python does so for its own generator alone."""
     if (numpy_random := sys.modules.get("numpy.random")) is not None:
         numpy_random.seed()
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.default_generator.seed()

@@ -70,7 +70,7 @@ def hand_over(folder: str, arguments: list[str]) -> tuple[socket.socket, IO[byte
     if "--allow-runtime-dependency-installation" in arguments:
         raise NotStartedError("the app gets an environment of its own")
     try:
-        with open(os.path.join(folder, STATE), encoding="ascii") as file:
+        with open(os.path.join(folder, STATE), encoding="utf-8") as file:
             state = file.read()
     except FileNotFoundError:
         state = DOWN

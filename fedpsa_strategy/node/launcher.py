@@ -152,7 +152,7 @@ def start_keeper(python: Sequence[str], folder: Path, environment: Mapping[str, 
         The environment variables.
     """
     lifeline, held = os.pipe()
-    (folder / STATE).write_text(STARTING, encoding="ascii")
+    (folder / STATE).write_text(STARTING, encoding="utf-8")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         umask = os.umask(0o077)
         try:

@@ -62,7 +62,7 @@ def set_state(folder: Path, state: str) -> None:
     """Tell those who want to start a ClientApp what to expect."""
     new = folder / f"{STATE}.new"
     with contextlib.suppress(OSError):  # the folder may be gone, with the SuperNode
-        new.write_text(state, encoding="ascii")
+        new.write_text(state, encoding="utf-8")
         new.replace(folder / STATE)
 
 
@@ -108,7 +108,6 @@ def serve(folder: Path, listener: socket.socket, lifeline: int, settings: NodeSe
             os.close(lifeline)
             for other in children.values():
                 other.close()
-            connection.setblocking(True)
             return become(connection, settings.script, libraries, known, refusal)
         children[pid] = connection
     os._exit(STALE)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import signal
 import socket
 import sys
 from pathlib import Path
@@ -33,9 +34,15 @@ def main() -> None:
     try:
         exec(program, sys.modules["__main__"].__dict__)
     except BaseException as error:
-        code = error.code if isinstance(error, SystemExit) else 1
-        _exit_code = code if isinstance(code, int) else int(code is not None)
+        _exit_code = _code_of(error)
         raise
+
+
+def _code_of(error: BaseException) -> int:
+    """Return the exit code of a program that raised this."""
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
+    return 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
 
 
 def _leave() -> None:
