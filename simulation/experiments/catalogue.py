@@ -1,4 +1,4 @@
-"""The experiments of the paper, by name."""
+"""The experiments by name: those of the paper, and those about Midpoint."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from functools import partial
 from typing import Any
 
 from simulation.errors import Refused
-from simulation.experiments import bodies, figures, grids, paper
+from simulation.experiments import bodies, figures, grids, midpoint, paper
 from simulation.experiments.cells import CONTROL, Cell
 from simulation.experiments.options import Options
+from simulation.experiments.paired import Paired, draw_paired, paired_body
 from simulation.experiments.rows import Row
 from simulation.experiments.tables import Pivot, pivot_tables
 
@@ -89,6 +90,20 @@ def _pivot(pivot: Pivot) -> dict[str, Any]:
         "body": partial(pivot_tables, pivot=pivot),
         "draw": partial(figures.draw_pivot, pivot=pivot),
     }
+
+
+def _paired(*block: str) -> dict[str, Any]:
+    layout = Paired(midpoint.SUBJECT, ("dataset", "model", *block, "alpha"))
+    return {
+        "body": partial(paired_body, layout=layout),
+        "draw": partial(draw_paired, layout=layout),
+    }
+
+
+_PAIRED_NOTE = (
+    "Differences are taken seed by seed, ± is their standard error. The area is accuracy (as a"
+    " fraction) integrated over days. Settings were chosen on seeds 0 to 5."
+)
 
 
 def _accuracy_body(rows: Sequence[Row]) -> str:
@@ -207,6 +222,33 @@ EXPERIMENTS: dict[str, Experiment] = {
             f" on which dataset. {_CONTROL_NOTE}",
             series="gaps",
             takes_methods=False,
+        ),
+        Experiment(
+            "table-midpoint",
+            "Midpoint against the others",
+            "areas and late accuracies of Midpoint minus those of other methods, seed by seed",
+            midpoint.evidence,
+            notes=f"CA2FL also with half its step: the better of the two is the fair baseline."
+            f" {_PAIRED_NOTE} {_CONTROL_NOTE}",
+            **_paired(),
+        ),
+        Experiment(
+            "table-midpoint-parts",
+            "Midpoint without its parts",
+            "Midpoint with other shifts, steps and means, without calibration, with κ",
+            midpoint.parts,
+            notes=f"θ ½ is Midpoint's own. {_PAIRED_NOTE}",
+            takes_methods=False,
+            **_paired(),
+        ),
+        Experiment(
+            "table-midpoint-robust",
+            "Midpoint over circumstances",
+            "Midpoint and CA2FL over concurrency, buffer and response times, settings unchanged",
+            midpoint.robustness,
+            notes=_PAIRED_NOTE,
+            takes_methods=False,
+            **_paired("circumstances"),
         ),
     )
 }

@@ -63,11 +63,11 @@ def heterogeneity(options: Options) -> list[Cell]:
 def ablation(options: Options) -> list[Cell]:
     """FedPSA without its parts, for several concurrencies."""
     cells = []
-    for places, concurrency in product(_places(options, (1.0, 0.1)), CONCURRENCIES):
+    for place, concurrency in product(places(options, (1.0, 0.1)), CONCURRENCIES):
         for variant, config in VARIANTS.items():
             labels = {
                 "method": CONTROL if variant == CONTROL else "FedPSA",
-                **places,
+                **place,
                 "variant": variant,
                 "concurrency": concurrency,
             }
@@ -78,16 +78,16 @@ def ablation(options: Options) -> list[Cell]:
 def calibration(options: Options) -> list[Cell]:
     """Real or Gaussian calibration batches of several sizes; the control has none."""
     cells = []
-    for places, size in product(_places(options, (0.1, 1.0)), CALIBRATION_SIZES):
+    for place, size in product(places(options, (0.1, 1.0)), CALIBRATION_SIZES):
         configs: dict[str, RunConfig] = {
             "real": {"calibration": "real", "calibration-transport": "arrays"},
             "gaussian": {"calibration": "gaussian"},
         }
         for batch, config in configs.items():
-            labels = {"method": "FedPSA", **places, "batch": batch, "size": size}
+            labels = {"method": "FedPSA", **place, "batch": batch, "size": size}
             own = {**METHODS["FedPSA"], **config, "calibration-size": size}
             cells.append(options.cell(labels, own))
-        labels = {"method": CONTROL, **places, "batch": CONTROL, "size": size}
+        labels = {"method": CONTROL, **place, "batch": CONTROL, "size": size}
         cells.append(options.cell(labels, METHODS[CONTROL]))
     return cells
 
@@ -95,16 +95,16 @@ def calibration(options: Options) -> list[Cell]:
 def hyper(options: Options) -> list[Cell]:
     """Two grids through the paper's values, and the control beside them."""
     cells = []
-    for places in _places(options, (0.1,)):
+    for place in places(options, (0.1,)):
         for gamma, delta in product(GAMMAS, DELTAS):
-            labels = {"method": "FedPSA", **places, "grid": "γ, δ", "x": gamma, "y": delta}
+            labels = {"method": "FedPSA", **place, "grid": "γ, δ", "x": gamma, "y": delta}
             own: RunConfig = {**METHODS["FedPSA"], "gamma": gamma, "delta": delta}
             cells.append(options.cell(labels, own))
         for buffer, queue in product(BUFFERS, QUEUES):
-            labels = {"method": "FedPSA", **places, "grid": "L_s, L_q", "x": buffer, "y": queue}
+            labels = {"method": "FedPSA", **place, "grid": "L_s, L_q", "x": buffer, "y": queue}
             own = {**METHODS["FedPSA"], "buffer-size": buffer, "queue-size": queue}
             cells.append(options.cell(labels, own))
-        labels = {"method": CONTROL, **places, "grid": "control", "x": 0, "y": 0}
+        labels = {"method": CONTROL, **place, "grid": "control", "x": 0, "y": 0}
         cells.append(options.cell(labels, METHODS[CONTROL]))
     return cells
 
@@ -135,14 +135,14 @@ def _methods(
     Where the methods are `fixed`, the person's choice of others does not count.
     """
     chosen = methods if fixed or options.methods is None else options.methods
-    for places in _places(options, alphas):
+    for place in places(options, alphas):
         for method in chosen:
             needs_head = find_method(str(METHODS[method]["strategy"])).needs_head
-            dataset, model = str(places["dataset"]), options.extra.get("model")
+            dataset, model = str(place["dataset"]), options.extra.get("model")
             if needs_head and not _has_encoder(dataset, str(model)):
                 continue
             yield options.cell(
-                {"method": method, **places, **(labels or {})},
+                {"method": method, **place, **(labels or {})},
                 {**METHODS[method], **(config or {})},
             )
 
@@ -157,7 +157,8 @@ def _has_encoder(dataset: str, kind: str) -> bool:
     return hasattr(model, "encoder") and hasattr(model, "head")
 
 
-def _places(options: Options, alphas: tuple[float, ...]) -> Iterator[dict[str, Label]]:
+def places(options: Options, alphas: tuple[float, ...]) -> Iterator[dict[str, Label]]:
+    """Yield the datasets, partitions and seeds of an experiment."""
     for dataset in options.datasets:
         own: tuple[Label, ...] = (OWN_SPLIT,)
         chosen = (options.alphas or alphas) if dataset in DATASETS else own

@@ -1,0 +1,100 @@
+"""Which runs the experiments about Midpoint consist of."""
+
+from __future__ import annotations
+
+from itertools import product
+
+from simulation.experiments.cells import CONTROL, METHODS, Cell, Label, RunConfig
+from simulation.experiments.grids import places
+from simulation.experiments.options import Options
+
+SUBJECT = "Midpoint"
+HALF_STEP = "CA2FL, η ½"
+"""CA2FL with the other step that suits it: the fair baseline is the better of the two."""
+
+EVIDENCE: dict[str, RunConfig] = {
+    SUBJECT: METHODS[SUBJECT],
+    "CA2FL": METHODS["CA2FL"],
+    HALF_STEP: {"strategy": "ca2fl", "server-lr": 0.5},
+    **{name: METHODS[name] for name in ("FedBuff", CONTROL, "FedPSA")},
+    **{name: METHODS[name] for name in ("FedAsync", "FedFa", "FedAvg")},
+}
+MODELS = {"mlp": "perceptron", "default": "the dataset's own model"}
+
+_PARTS_MODULE = "simulation.experiments.midpoint_parts"
+PARTS: dict[str, RunConfig] = {
+    SUBJECT: METHODS[SUBJECT],
+    "θ = 0": {"strategy": "midpoint", "shift": 0.0},
+    "θ = ¼": {"strategy": "midpoint", "shift": 0.25},
+    "θ = ¾": {"strategy": "midpoint", "shift": 0.75},
+    "θ grows": {"strategy": "midpoint", "shift-grows": True},
+    "step 1": {"strategy": "midpoint", "step-limit": 0.0},
+    "h over all N": {"strategy": "midpoint", "remembered-over": "all"},
+    "slow momentum": {
+        "strategy": "midpoint",
+        "server-lr": 0.3,
+        "step-limit": 0.0,
+        "momentum": 1.5,
+    },
+    "without calibration": {"strategy": f"{_PARTS_MODULE}:Uncalibrated"},
+    "FedInit's shift": {"strategy": f"{_PARTS_MODULE}:RelaxedStart"},
+    "κ weighs residuals": {"strategy": f"{_PARTS_MODULE}:KappaResiduals"},
+    "CA2FL": METHODS["CA2FL"],
+}
+
+CONCURRENCIES = (0.1, 0.2, 0.4, 0.6)
+BUFFERS = (1, 5, 10)
+INTERVALS = ((10, 500), (20, 1000), (50, 2500))
+ROBUST: dict[str, RunConfig] = {
+    SUBJECT: METHODS[SUBJECT],
+    "CA2FL": METHODS["CA2FL"],
+    HALF_STEP: EVIDENCE[HALF_STEP],
+    CONTROL: METHODS[CONTROL],
+}
+
+
+def evidence(options: Options) -> list[Cell]:
+    """Midpoint and the others, on perceptrons and the datasets' own models."""
+    rows = EVIDENCE
+    if options.methods is not None:
+        rows = {SUBJECT: METHODS[SUBJECT]} | {name: METHODS[name] for name in options.methods}
+    return _cells(options, rows, (0.1, 1.0))
+
+
+def parts(options: Options) -> list[Cell]:
+    """Midpoint with its parts changed one at a time."""
+    return _cells(options, PARTS, (0.1,))
+
+
+def robustness(options: Options) -> list[Cell]:
+    """Midpoint and CA2FL over concurrency, buffer and response times, with the same settings."""
+    cells = []
+    for busy, buffer, (low, high) in product(CONCURRENCIES, BUFFERS, INTERVALS):
+        circumstances: RunConfig = {
+            "fraction-train": busy,
+            "buffer-size": buffer,
+            "latency-min": low,
+            "latency-max": high,
+        }
+        label = f"{busy:g} busy, buffer {buffer}, times {low} to {high}"
+        cells += _cells(options, ROBUST, (0.1,), circumstances, {"circumstances": label})
+    return cells
+
+
+def _cells(
+    options: Options,
+    rows: dict[str, RunConfig],
+    alphas: tuple[float, ...],
+    config: RunConfig | None = None,
+    labels: dict[str, Label] | None = None,
+) -> list[Cell]:
+    """Return a cell for each row, on perceptrons and own models unless one of them is chosen."""
+    chosen = options.extra.get("model")
+    models = list(MODELS) if chosen is None else [str(chosen)]
+    cells = []
+    for model, place in product(models, places(options, alphas)):
+        of_model: RunConfig = {} if chosen is not None or model == "default" else {"model": model}
+        for name, own in rows.items():
+            cell_labels = {"method": name, **place, "model": MODELS[model], **(labels or {})}
+            cells.append(options.cell(cell_labels, {**own, **of_model, **(config or {})}))
+    return cells
