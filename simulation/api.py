@@ -157,8 +157,15 @@ def _method(strategy: str | Method | type[Method]) -> RunConfig:
     if isinstance(strategy, str):
         return {"strategy": strategy}
     if isinstance(strategy, type):
-        ours = METHODS.get(getattr(strategy, "name", "")) is strategy
+        if not issubclass(strategy, Method):
+            raise TypeError(f"{strategy.__name__} is no subclass of fedpsa_strategy.Method")
+        ours = METHODS.get(strategy.name) is strategy
         return {"strategy": strategy.name if ours else objects.reference_to(strategy)}
+    if not isinstance(strategy, Method):
+        raise TypeError(
+            f"strategy is a {type(strategy).__name__}: name a method, or give a class or an object"
+            " of fedpsa_strategy.Method"
+        )
     config = _method(type(strategy))
     values = {key_of(name): value for name, value in vars(strategy).items()}
     known = {key: values[key] for key in type(strategy).setting_keys()}

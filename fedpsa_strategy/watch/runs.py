@@ -11,7 +11,7 @@ import json
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
@@ -54,7 +54,7 @@ class Picture:
         The file's content.
     """
 
-    png: bytes
+    png: bytes = field(repr=False)
 
     def save(self, path: Path | str) -> None:
         """Write it to a file."""
@@ -232,7 +232,7 @@ class Comparison:
         """Draw all curves into one picture."""
         return _draw(self.runs)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return self.text()
 
     def text(self, *, each: bool = False) -> str:

@@ -2,7 +2,6 @@
 
 import json
 import sys
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -13,6 +12,11 @@ from fedpsa_strategy.cli.main import main
 from fedpsa_strategy.server.events import Evaluated, RunEnded
 from fedpsa_strategy.watch import RunLog
 from fedpsa_strategy.watch.runs import NotARunError
+
+
+@pytest.fixture(autouse=True)
+def _no_pandas(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
 
 
 def make_run(folder, accuracies, *, measure="accuracy", end=True, **config):
@@ -39,13 +43,14 @@ def test_a_run_of_anybodys_app_can_be_loaded(tmp_path):
 
 
 def test_tables_are_data_frames_where_pandas_is(tmp_path, monkeypatch):
-    pandas = ModuleType("pandas")
-    pandas.DataFrame = lambda rows, **options: ("frame", rows, options)
-    monkeypatch.setitem(sys.modules, "pandas", pandas)
-    run = load(make_run(tmp_path / "one", [0.25]))
-    assert run.curve == ("frame", [{"seconds": 0.0, "accuracy": 0.25}], {})
-    assert run.events[0] == "frame"
-    assert compare([run]).table[0] == "frame"
+    monkeypatch.delitem(sys.modules, "pandas")
+    pandas = pytest.importorskip("pandas")
+    run = load(make_run(tmp_path / "one", [0.25, 0.5]))
+    assert run.curve["accuracy"].tolist() == [0.25, 0.5]
+    assert run.events["event"].tolist() == ["evaluate", "evaluate", "end"]
+    assert isinstance(compare([run]).table, pandas.DataFrame)
+    empty = load(make_run(tmp_path / "two", []))
+    assert list(empty.curve.columns) == ["seconds", "accuracy"]
 
 
 def test_a_damaged_event_and_a_missing_summary_are_no_obstacle(tmp_path):
