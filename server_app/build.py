@@ -78,6 +78,7 @@ def build_experiment(settings: Settings, listeners: Sequence[Listener]) -> Exper
     common: Config = {
         "fraction_train": settings.fraction_train,
         "max_in_flight": settings.max_in_flight or None,
+        "queued_per_node": settings.queued_per_node,
         "fraction_evaluate": settings.fraction_evaluate,
         "min_available_nodes": settings.min_nodes or settings.num_clients,
         "trainable": trainable_keys(model),

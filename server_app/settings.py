@@ -166,6 +166,13 @@ class _BeforeMethods:
     # Who works when
     fraction_train: float = setting(0.2, "share of the nodes kept busy", above=0, most=1)
     max_in_flight: int = setting(0, "number of nodes kept busy instead; 0: the share", least=0)
+    queued_per_node: int = setting(
+        0,
+        "wall clock: further tasks that wait at a node while it works, when all nodes are kept"
+        " busy; they start at once, from an older model",
+        least=0,
+        most=100,
+    )
     fraction_evaluate: float = setting(
         0.0,
         "share of the nodes that evaluates each evaluated version on its own data",

@@ -187,12 +187,12 @@ class Clients:
             return None
         return eligible[derive(self._seed, "sample-listed", sequence) % len(eligible)]
 
-    def at_work(self) -> Iterator[Client]:
-        """Yield those who are online and have a task that they are in time for."""
-        for index in self._online:
-            client = self._clients[index]
-            if client.tasks and not client.overdue:
-                yield client
+    def all_at_work(self, now: float) -> list[Client]:
+        """Return those who work in time; none if anybody is idle who could be given a task."""
+        online = [self._clients[index] for index in self._online]
+        if any(self._may_work(client, now) for client in online):
+            return []
+        return [c for c in online if c.tasks and not c.overdue and c.paused_until <= now]
 
     def start_task(self, client: Client) -> None:
         """Note that the client has a task, or one more."""

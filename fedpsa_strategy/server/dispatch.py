@@ -9,6 +9,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 
 from fedpsa_strategy.seeds import derive
 from fedpsa_strategy.server.callbacks.base import Callback, hooks
+from fedpsa_strategy.server.clients import Client
 from fedpsa_strategy.server.events import Dispatched, Resent
 from fedpsa_strategy.server.options import MessageForm
 from fedpsa_strategy.server.run_state import Model, RunState, Task
@@ -49,7 +50,9 @@ class Dispatch:
         self._configure = hooks(callbacks, "configure")
         self._attach = hooks(callbacks, "attach")
 
-    def fill(self, limit: int, arrays: ArrayRecord, config: ConfigRecord) -> list[Message]:
+    def fill(
+        self, limit: int, arrays: ArrayRecord, config: ConfigRecord, queued: int = 0
+    ) -> list[Message]:
         """Return a train message for every free slot, each for an idle node.
 
         Parameters
@@ -60,6 +63,8 @@ class Dispatch:
             What clients start from, unless the rule has something else for one of them.
         config : ConfigRecord
             Sent along.
+        queued : int (default: 0)
+            How many further tasks may wait at a node, when all nodes are at work.
         """
         run = self._run
         clients = run.clients
@@ -67,34 +72,44 @@ class Dispatch:
         if run.rule.synchronous and clients.num_busy:
             return messages
         shared = run.sent
-        if arrays is not run.arrays and clients.num_busy < limit:
+        if arrays is not run.arrays and (queued or clients.num_busy < limit):
             shared = Model(*run.layout.read(arrays))
         now = run.clock.now
         while clients.num_busy < limit:
             client = clients.sample(run.sequence, now)
             if client is None:
                 break
-            start, record = shared, arrays
-            vector = run.rule.start_for(client.index)
-            if vector is not run.rule.model:
-                # What the client is given is what its message says, in the arrays' own formats.
-                record = run.layout.write(vector, shared.states)
-                start = Model(*run.layout.read(record))
-            due = run.clock.due(client.index, run.sequence)
-            task = Task(
-                run.sequence,
-                client.index,
-                client.node_id,
-                run.version,
-                run.uploads,
-                due,
-                start,
-                made=now,
-            )
-            run.sequence += 1
-            clients.start_task(client)
-            messages.append(self._message(task, record, config))
+            messages.append(self._new_task(client, shared, arrays, config))
+        for client in clients.all_at_work(now) if queued else ():
+            if client.tasks <= queued and client.node_id not in run.prepared:
+                messages.append(self._new_task(client, shared, arrays, config))
         return messages
+
+    def _new_task(
+        self, client: Client, shared: Model, arrays: ArrayRecord, config: ConfigRecord
+    ) -> Message:
+        """Give a client a task."""
+        run = self._run
+        start, record = shared, arrays
+        vector = run.rule.start_for(client.index)
+        if vector is not run.rule.model:
+            # What the client is given is what its message says, in the arrays' own formats.
+            record = run.layout.write(vector, shared.states)
+            start = Model(*run.layout.read(record))
+        due = run.clock.due(client.index, run.sequence)
+        task = Task(
+            run.sequence,
+            client.index,
+            client.node_id,
+            run.version,
+            run.uploads,
+            due,
+            start,
+            made=run.clock.now,
+        )
+        run.sequence += 1
+        run.clients.start_task(client)
+        return self._message(task, record, config)
 
     def resume(self, tasks: Iterable[Task], config: ConfigRecord) -> list[Message]:
         """Return the messages of tasks that were in flight when a run was interrupted.
@@ -132,7 +147,7 @@ class Dispatch:
                 continue
             task, _ = run.prepared.pop(metadata.dst_node_id)
             sent_before = bool(task.message_id)
-            task.message_id, task.sent = metadata.message_id, run.clock.now
+            task.message_id = metadata.message_id
             run.in_flight[task.message_id] = task
             tasks.append(task)
             about: dict[str, Any] = {

@@ -56,6 +56,7 @@ class FlowerHooks(Strategy):
         *,
         rule: Rule,
         max_in_flight: int | None = None,
+        queued_per_node: int = 0,
         trainable: Iterable[str] | None = None,
         clock: Clock | None = None,
         num_clients: int | None = None,
@@ -70,6 +71,7 @@ class FlowerHooks(Strategy):
         **flower: Unpack[FlowerKeywords],
     ) -> None:
         check_range("max_in_flight", max_in_flight, least=1)
+        check_range("queued_per_node", queued_per_node, least=0)
         check_range("num_clients", num_clients, least=1)
         check_range("seed", seed, least=0, most=MAX_SEED)
         self.clock = clock if clock is not None else WallClock()
@@ -80,6 +82,10 @@ class FlowerHooks(Strategy):
         self.rule = rule
         self.flower = FlowerOptions(**flower)
         self.max_in_flight = max_in_flight
+        # Simulated nodes need no time between two tasks, and a round waits for everybody in it.
+        self.queued_per_node = (
+            queued_per_node if self.clock.real_time and not rule.synchronous else 0
+        )
         self.trainable = None if trainable is None else list(trainable)
         self.num_clients = num_clients
         self.seed = seed
@@ -177,7 +183,7 @@ class FlowerHooks(Strategy):
                 "Another strategy around it, such as Flower's differential privacy wrappers, would "
                 "run synchronous rounds and take its updates for models, so it is not supported"
             )
-        return self.dispatch.fill(self.concurrency, arrays, config)
+        return self.dispatch.fill(self.concurrency, arrays, config, self.queued_per_node)
 
     def aggregate_train(
         self,

@@ -199,7 +199,7 @@ class AsyncLoop:
     def _dispatch(self) -> None:
         """Fill the free slots."""
         strategy, run = self._strategy, self._run
-        if run.clients.num_busy >= strategy.concurrency:
+        if run.clients.num_busy >= strategy.concurrency and not strategy.queued_per_node:
             return
         run.whole = False
         messages = list(

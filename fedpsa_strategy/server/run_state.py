@@ -54,8 +54,6 @@ class Task:
         share it; one that starts from its own holds the only copy.
     message_id : str (default: "")
         Id of the message, once it is sent.
-    sent : float (default: 0.0)
-        When it was sent, by the run's clock.
     made : float (default: 0.0)
         When it was made; sending it again changes nothing of that.
     """
@@ -68,7 +66,6 @@ class Task:
     due: float | None
     start: Model = field(repr=False)
     message_id: str = ""
-    sent: float = 0.0
     made: float = 0.0
 
 

@@ -29,6 +29,9 @@ class AsyncStrategy(FlowerHooks):
         The aggregation rule.
     max_in_flight : int (default: None)
         How many nodes are kept busy, instead of a share of them.
+    queued_per_node : int (default: 0)
+        With the wall clock: how many further tasks wait at a node while it works, when all nodes
+        that may work do. The next one starts at once when one ends; its start is that much older.
     trainable : Iterable[str] (default: None)
         Keys of the trainable arrays; None means all float arrays but the `running_mean` and
         `running_var` of PyTorch's normalisation layers. The others are states: a version's floats

@@ -331,3 +331,60 @@ def test_a_full_disk_while_checkpointing(tmp_path):
         assert not list((disk / "run" / "checkpoints").glob(".*"))
     finally:
         subprocess.run(["umount", "-l", str(disk)], check=False)
+
+
+def test_a_stopped_node_costs_the_others_no_slot(tmp_path):
+    """One slot for four nodes: whoever holds it for ever would hold up everybody."""
+    overdue = {"overdue-floor": 8.0, "overdue-factor": 3.0, "overdue-ceiling": 60.0}
+    with Deployment(APP, num_nodes=4) as deployment:
+        run = submit_without_end(
+            deployment, tmp_path, **overdue, **{"num-clients": 4, "max-in-flight": 1}
+        )
+        wait_for(lambda: len(events(run.run_dir, "upload")) >= 8, what="eight uploads")
+        node = deployment.nodes[2]
+        task = interrupt_training(
+            deployment, run, node, lambda _: os.kill(node.pid, signal.SIGSTOP)
+        )
+        (client,) = client_processes(deployment, node)
+        os.kill(client, signal.SIGSTOP)
+        wait_for(lambda: events_of(run, "overdue", node.node_id), what="the node's overdue")
+        before = uploads_of_others(run, node, 0, task["wall"])
+        (overdue,) = events_of(run, "overdue", node.node_id)
+        time.sleep(45.0)
+        after = uploads_of_others(run, node, overdue["wall"], overdue["wall"] + 45.0)
+        for pid in (client, node.pid):
+            os.kill(pid, signal.SIGCONT)
+        seconds = task["wall"] - events(run.run_dir, "start")[0]["wall"]
+        print(f"uploads of the others: {before / seconds:.3f}/s before, {after / 45:.3f}/s after")
+        print(f"overdue after {overdue['waited']:.1f} s, limit {overdue['limit']:.1f} s")
+        assert after / 45 > 0.6 * before / seconds
+        wait_for(
+            lambda: events_of(run, "upload", node.node_id, task["sequence"]),
+            what="an upload of the node that goes on",
+        )
+        end_and_check(run, set())
+
+
+def uploads_of_others(run, node, begin, end):
+    return sum(
+        event["node_id"] != node.node_id and begin < event["wall"] <= end
+        for event in events(run.run_dir, "upload")
+    )
+
+
+def test_all_processes_may_be_stopped_for_longer_than_messages_live(deployment, tmp_path):
+    limit = 25.0
+    more = {"num-server-rounds": 8, "reply-timeout": limit}
+    whole = run_locally(config(tmp_path, "whole", **more), workers=0)
+    settings = config(tmp_path, "stopped", **more)
+    run = submit_until_version_2(deployment, settings)
+    pids = {process.pid for process in deployment.superlink.group.alive()}
+    for number in (signal.SIGSTOP, signal.SIGCONT):
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+        if number == signal.SIGSTOP:
+            time.sleep(limit + 15.0)
+    check_same(run.wait(timeout=400), whole)
+    assert events(settings["run-dir"], "resend")
+    assert not events(settings["run-dir"], "reject")

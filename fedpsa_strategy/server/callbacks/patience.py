@@ -100,7 +100,7 @@ class Patience(Callback):
 
     def _begun(self, task: Task) -> float:
         """Return when the client could begin: a task may have waited at the node for another."""
-        return max(task.sent, self.run.clients[task.client].answered)
+        return max(task.made, self.run.clients[task.client].answered)
 
     def _expected(self, times: Iterable[float]) -> float:
         values = list(times)
