@@ -97,6 +97,26 @@ def test_the_example_of_an_own_task_learns(tmp_path, monkeypatch, caplog):
     assert not any("accuracy" in line for line in caplog.messages if "%" in line)
 
 
+def test_measured_figures_are_those_of_the_files():
+    from benchmarks.pages import PAGES, PARTS, with_figures
+
+    used = set()
+    for name in PAGES:
+        page = (DOCS.parent / name).read_text()
+        assert with_figures(page) == page, "run: python -m benchmarks.pages"
+        used |= set(re.findall(r"<!-- measured: ([\w-]+) -->", page))
+    assert used == PARTS.keys()
+
+
+def test_readme_has_no_wall_of_text():
+    text = (DOCS.parent / "README.md").read_text()
+    text = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    for item in re.split(r"\n\n+|\n(?=- )", re.sub(r"^\|.*", "", text, flags=re.MULTILINE)):
+        lines = item.splitlines()
+        assert len(lines) <= 4, item
+        assert all(len(line) <= 100 for line in lines), item
+
+
 def test_troubleshooting_knows_what_the_code_says():
     root = DOCS.parent
     folders = ("fedpsa_strategy", "server_app", "client_app", "task", "simulation")

@@ -10,10 +10,8 @@ HERE = (
     "make install-dev",
     "make run",
     "make deploy-local",
-    ".venv/bin/python -m simulation run --set strategy=fedbuff --set virtual-days=0.1",
     ".venv/bin/python -m simulation run --clients 20 --set strategy=fedbuff"
     " --set dirichlet-alpha=0.1 --set latency=long-tail --set virtual-days=0.1",
-    ".venv/bin/python -m simulation run --engine local --set virtual-days=0.1",
     ".venv/bin/python -m simulation run --engine local --workers 0 --set local-epochs=1"
     " --set num-server-rounds=40 --set evaluate-every=1000",
     ".venv/bin/python -m simulation run --engine local --set strategy=ca2fl --set virtual-days=0.1",
@@ -61,6 +59,10 @@ _RECIPE = "tests/docker/test_docker_files.py::test_the_recipe_in_the_docs_makes_
 
 # Beginnings of commands, and the test that runs them.
 BY_TEST = {
+    "make docs": "tests/docs/test_site.py::"
+    "test_every_page_is_made_and_loads_nothing_from_a_network",
+    ".venv/bin/python -m benchmarks.pages": "tests/docs/test_docs.py::"
+    "test_measured_figures_are_those_of_the_files",
     ".venv/bin/python -m server_app.dashboard runs": _RUN + "test_the_dashboard",
     "python -m fedpsa_strategy.watch.dashboard runs": "tests/fedpsa_strategy/watch/"
     "test_dashboard_api.py::test_an_interrupt_ends_it_quietly",
