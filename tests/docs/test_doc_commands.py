@@ -12,6 +12,7 @@ from flwr.common.config import parse_config_args
 
 from server_app.settings import Settings
 from simulation.cli import build_run_config
+from simulation.combinations import is_sweep
 from support.commands import parsed
 from support.doc_commands import PAGES, ROOT, commands
 from support.doc_coverage import AFTER_SCALED, BY_TEST, HERE, NO_COMMANDS, SCALED, TESTS
@@ -69,9 +70,12 @@ def test_the_command_exists(command, tmp_path, monkeypatch):
     if words[0] == "make":
         targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
         assert words[1] in targets
-    elif words[:3] == ["python", "-m", "simulation"]:
-        arguments = parsed(words[3:])
-        if words[3] in ("run", "deploy"):
+    elif words[:3] == ["python", "-m", "simulation"] or words[0] == "fedpsa":
+        words = words[1:] if words[0] == "fedpsa" else words[3:]
+        words = words[: words.index(">")] if ">" in words else words
+        monkeypatch.setattr("simulation.cli.read_config", lambda _: {})
+        arguments = parsed(words)
+        if words[0] in ("run", "deploy") and not is_sweep(arguments.settings):
             defaults = Settings().to_run_config()
             check_settings(build_run_config(arguments, defaults, datetime.now(UTC)))
     elif words[:2] == ["flwr", "run"]:

@@ -34,6 +34,15 @@ HERE = (
     "WANDB_MODE=offline .venv/bin/python -m simulation run --engine local --set wandb=my-project"
     " --set virtual-days=0.05",
     '.venv/bin/pip install -e ".[prometheus]"',
+    ".venv/bin/fedpsa doctor",
+    ".venv/bin/fedpsa run --engine local --preset quick --set virtual-days=0.05 --name first"
+    " --tag demo",
+    ".venv/bin/fedpsa run --engine local --preset quick --show-config > my.toml",
+    ".venv/bin/fedpsa run --engine local --config my.toml --set virtual-days=0.05 --tag demo",
+    ".venv/bin/fedpsa run --preset quick --set virtual-days=0.02 --set lr=0.01,0.1 --seeds 0-1"
+    " --name search",
+    ".venv/bin/fedpsa compare runs/first runs/search --plot curves.png",
+    ".venv/bin/fedpsa new ../my-app",
     ".venv/bin/python -m simulation list",
     ".venv/bin/python -m simulation list --datasets cifar10 --seeds 0 --days 1 --jobs 8",
 )
