@@ -56,10 +56,11 @@ $(LATEST)/.installed: pyproject.toml constraints.txt
 	grep -E '^torch(vision)?==' constraints.txt > $(LATEST)/constraints.txt
 	$(LATEST)/bin/python $(PIP_INSTALL) --constraint $(LATEST)/constraints.txt \
 	    --editable '.[dev]' 'flwr[simulation]==1.41.0'
+	$(LATEST)/bin/python $(PIP_INSTALL) --no-deps 'flwr==1.42.0'
 	touch $@
 
-test-latest: $(LATEST)/.installed  ## the engine tests on Flower 1.41, in an environment of its own
-	$(LATEST)/bin/python -m pytest tests/engines tests/simulation -m 'engine and not slow'
+test-latest: $(LATEST)/.installed  ## the engine tests on Flower 1.42, in an environment of its own
+	$(LATEST)/bin/python -m pytest tests/engines tests/simulation tests/node -m 'engine and not slow'
 
 # Material prints an advertisement of its successor unless it is told not to.
 docs: install-dev  ## the documentation as a site: site/index.html

@@ -6,7 +6,8 @@
 #   WHEELS_DIR=/mnt/wheels ./generate.sh 3
 #   FLOWER=1.41.0 ./generate.sh 3       another Flower than the pinned one: compose.http.yaml
 #
-# Also taken over into .env if set: BASE_IMAGE, IMAGE, RUNS_DIR, TLS_NAMES, APP_UID and APP_GID.
+# Also taken over into .env if set: BASE_IMAGE, IMAGE, RUNS_DIR, TLS_NAMES, APP_UID, APP_GID and
+# FEDPSA_NODE_WARM.
 # By default the containers run as the caller, so that the results are the caller's; as 10001 if
 # that is root.
 set -euo pipefail
@@ -96,7 +97,7 @@ write_env() {
   if [[ -n ${FLOWER:-} ]]; then
     echo "FLEET_PORT=8000"
   fi
-  for name in BASE_IMAGE FLOWER IMAGE TLS_NAMES WHEELS_DIR; do
+  for name in BASE_IMAGE FEDPSA_NODE_WARM FLOWER IMAGE TLS_NAMES WHEELS_DIR; do
     if [[ -n ${!name:-} ]]; then
       echo "$name='${!name}'"
     fi

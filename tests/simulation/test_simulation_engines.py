@@ -73,6 +73,11 @@ def test_deployment(
         summary = deployment.run({"run-dir": str(tmp_path / "good")})
         assert summary["answers"] == [0, 1]
         assert "answers: [0, 1]" in capsys.readouterr().out
+        for node in deployment.nodes:
+            log = node.process.tail(lines=100_000)
+            assert log.count("Start `flwr-clientapp` process") == 1
+            assert "fedpsa-node: warm after" in log
+            assert "ordinary start" not in log
 
         os.kill(deployment.node_pids[0], signal.SIGKILL)
         deployment.nodes[0].process.wait(10)
