@@ -88,7 +88,7 @@ def test_a_run_survives_what_happens_to_warm_processes(tmp_path):
         keepers, warm, _ = wait_for_warm(first)
         first.process.process.kill()
         first.process.wait(10)
-        gone, alive = psutil.wait_procs(keepers + warm, timeout=10)
+        _, alive = psutil.wait_procs(keepers + warm, timeout=10)
         assert not alive
 
 
@@ -108,8 +108,7 @@ def test_clients_that_exit_raise_or_leave_threads(tmp_path):
             if what == "exit":
                 sys.exit(3)
             threading.Thread(target=time.sleep, args=[60]).start()
-            break
-"""
+            break"""
     client.write_text(
         text.replace("def query(message, context):\n", f"def query(message, context):{behaviour}")
     )
@@ -128,7 +127,6 @@ def test_clients_that_exit_raise_or_leave_threads(tmp_path):
             {"run-dir": str(tmp_path / "last"), "num-clients": 1, "text": str(tmp_path / "marker")}
         )["answers"] == [0]
         [node] = deployment.nodes
-        _, [warm], clients = wait_for_warm(node)
         wait_for(lambda: not warm_processes(node)[2], what="the end of the clients")
         log = node.process.tail(lines=100_000)
         assert ORDINARY not in log
