@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fedpsa_strategy.files import write_atomically
 from simulation.errors import RunFailed
+from simulation.experiments.answer import answer
 from simulation.experiments.caption import short_caption, shown
 from simulation.experiments.catalogue import EXPERIMENTS, Experiment
 from simulation.experiments.html import inline_svg, to_html
@@ -96,6 +97,7 @@ def page(sections: list[Section]) -> str:
     parts = {
         "STYLE": (_PARTS / "page.css").read_text(encoding="utf-8"),
         "CONTENTS": "\n".join(_contents(section) for section in sections),
+        "ANSWER": _answer(sections),
         "SCALE": _scale(sections),
         "CARDS": "\n".join(_card(section) for section in sections),
         "SECTIONS": "\n".join(_section(section) for section in sections),
@@ -135,6 +137,20 @@ def _figure(folder: Path, prefix: str, experiment: Experiment) -> str:
         data = base64.b64encode((folder / PNG).read_bytes()).decode()
         return f'<img alt="{html.escape(experiment.summary)}" src="data:image/png;base64,{data}">'
     return ""
+
+
+def _answer(sections: list[Section]) -> str:
+    """Return what the results say, before all else."""
+    parts = []
+    for section in sorted(sections, key=lambda section: not section.at_paper_scale):
+        if section.experiment.name == "table-accuracy":
+            days = f"{section.rows[0].scale['days']:g} virtual days"
+            for place, text in answer(section.rows).items():
+                title = f"{html.escape(place)}, {days}"
+                parts.append(
+                    f'<div><h3><a href="#{section.name}">{title}</a></h3>{to_html(text)}</div>'
+                )
+    return f'<div class="answer">{"".join(parts)}</div>' if parts else ""
 
 
 def _contents(section: Section) -> str:

@@ -1,0 +1,65 @@
+"""What the results say, on one screen: which methods are ahead of the control, and by how much."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from simulation.experiments import markdown
+from simulation.experiments.derived import groups
+from simulation.experiments.numbers import Estimate
+from simulation.experiments.rows import Row
+from simulation.experiments.tables import over_seeds
+
+CONTROL = "Uniform"
+_FEWEST = 3  # seeds with which a difference is judged
+_SURE = 0.95
+
+
+def answer(rows: Sequence[Row]) -> dict[str, str]:
+    """Return a table for every place where methods were compared over enough seeds.
+
+    Parameters
+    ----------
+    rows : Sequence[Row]
+        The rows of a table of accuracies.
+
+    Returns
+    -------
+    dict[str, str]
+        Tables in Markdown, by the places' names.
+    """
+    done = [row for row in rows if row.completed]
+    places = groups(done, "dataset", "alpha").items()
+    tables = {markdown.place(dataset, alpha): _part(found) for (dataset, alpha), found in places}
+    return {place: table for place, table in tables.items() if table}
+
+
+def _part(rows: Sequence[Row]) -> str:
+    by_method = {
+        str(method): over_seeds(found, "accuracy", 100.0)
+        for (method,), found in groups(rows, "method").items()
+    }
+    control = by_method.get(CONTROL)
+    if not control or len(control) < _FEWEST:
+        return ""
+    ranked = sorted(by_method.items(), key=lambda item: -item[1].mean)
+    lines = []
+    for method, accuracy in ranked:
+        difference = accuracy.minus(control)
+        told = "the control" if method == CONTROL else verdict(difference)
+        against = "" if method == CONTROL else markdown.estimate(difference, sign=True)
+        lines.append([method, markdown.estimate(accuracy), against, told])
+    heads = ["method", "accuracy (%)", f"minus {CONTROL}", ""]
+    return markdown.table(heads, lines)
+
+
+def verdict(difference: Estimate) -> str:
+    """Return whether paired differences are more than chance, by Student's t at 95 %."""
+    if len(difference) < _FEWEST or difference.standard_error is None:
+        return "too few seeds"
+    from scipy import stats  # takes a second
+
+    least = float(stats.t.ppf((1 + _SURE) / 2, len(difference) - 1)) * difference.standard_error
+    if abs(difference.mean) <= least:
+        return "not told apart"
+    return "ahead" if difference.mean > 0 else "behind"

@@ -1,0 +1,37 @@
+import pytest
+
+from simulation.experiments.answer import answer, verdict
+from simulation.experiments.numbers import Estimate
+from simulation.experiments.rows import COMPLETED, Row
+
+
+@pytest.mark.parametrize(
+    ("differences", "expected"),
+    [
+        ([1.0, 1.1, 0.9], "ahead"),  # 1 above 4.303 · 0.1 / √3
+        ([-1.0, -1.1, -0.9], "behind"),
+        ([1.0, 0.0, 0.5], "not told apart"),  # 0.5 below 4.303 · 0.5 / √3
+        ([0.0, 0.0, 0.0], "not told apart"),
+        ([9.0, 9.0], "too few seeds"),
+    ],
+)
+def test_a_difference_is_judged_by_students_t(differences, expected):
+    assert verdict(Estimate(dict(enumerate(differences)))) == expected
+
+
+def row(method, seed, accuracy, alpha=0.1):
+    labels = {"method": method, "dataset": "fmnist", "alpha": alpha, "seed": seed}
+    return Row(labels, f"{method}{seed}{alpha}", COMPLETED, numbers={"accuracy": accuracy})
+
+
+def test_methods_are_ranked_where_the_control_has_enough_seeds():
+    rows = [row("Uniform", seed, 0.80 + 0.01 * seed) for seed in range(3)]
+    rows += [row("A", seed, 0.90 + 0.01 * seed + 0.001 * (seed == 1)) for seed in range(3)]
+    rows += [row("Uniform", 0, 0.9, alpha=1.0), row("A", 0, 0.8, alpha=1.0)]
+    ((place, table),) = answer(rows).items()
+    assert place == "Fashion-MNIST, α = 0.1"
+    first, second = table.splitlines()[2:]
+    assert first.split(" | ")[0].endswith("A")
+    assert "+10.03" in first
+    assert first.rstrip(" |").endswith("ahead")
+    assert second.rstrip(" |").endswith("the control")
