@@ -236,6 +236,55 @@ def test_the_library_runs_fedbuff_beside_flower_alone(beside_flower):
     assert done.stdout.splitlines()[-1] == "[3.0, 6.0]"
 
 
+SCIKIT_LEARN = """
+import sys
+from importlib.util import find_spec
+
+from flwr.supercore.task_identity import TaskIdentity
+
+TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
+sys.path += sys.argv[1:4]
+
+import client
+import server
+from flwr.app import Context, RecordDict
+
+from support.grids import ScriptedGrid
+
+for strategy, versions in (("FedBuff", 8), ("CA2FL", 8), ("FedAsync", 30), ("FedFa", 30)):
+    config = {"strategy": strategy, "num-server-rounds": versions, "lr": 0.01}
+
+    def behaviour(message):
+        number = grid.partition(message)
+        context = Context(1, number, {"partition-id": number}, RecordDict(), config)
+        reply = client.app(message, context)
+        assert not reply.has_error(), reply.error
+        return reply.content
+
+    grid = ScriptedGrid(10, behaviour, delay=lambda message: 0.0)
+    print(strategy, end=" ")
+    server.app(grid, Context(1, 1, {}, RecordDict(), config))
+assert "site-packages" in sys.modules["fedpsa_strategy"].__file__
+assert find_spec("torch") is None
+"""
+
+
+def test_the_example_with_scikit_learn_needs_no_torch(beside_flower, tmp_path):
+    for name in closure(["scikit-learn"]):
+        distribution = importlib.metadata.distribution(name)
+        for top in {file.parts[0] for file in distribution.files} - {"..", "__pycache__"}:
+            if name != "numpy" and not (tmp_path / top).exists():
+                (tmp_path / top).symlink_to(distribution.locate_file(top))
+    places = [tmp_path, ROOT / "docs" / "examples" / "scikit_learn", ROOT / "tests"]
+    command = [beside_flower, "-I", "-c", SCIKIT_LEARN, *places]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    lines = [line.split() for line in done.stdout.splitlines() if "accuracy:" in line]
+    found = {name: float(accuracy) for name, _, accuracy in lines}
+    assert found.keys() == {"FedBuff", "CA2FL", "FedAsync", "FedFa"}
+    assert min(found.values()) > 0.5, found
+
+
 def test_a_bundle_of_the_app_has_one_pyproject(tmp_path):
     from flwr.cli.build import build_fab_from_disk
 

@@ -81,6 +81,10 @@ BY_TEST = {
     + "test_reproduce_compares_it_with_ours_and_tells_its_settings_apart",
     "flwr run . --run-config \"strategy='trimmed": _METHOD
     + "test_it_runs_on_every_engine_with_the_same_bits",
+    ".venv/bin/python -m simulation run --engine local --clients 4 --workers 0"
+    " --app docs/examples/lora": "tests/dropin/test_lora.py::test_it_learns_before_and_after",
+    ".venv/bin/python -m simulation run --clients 10 --app docs/examples/scikit_learn": "tests/"
+    "dropin/test_scikit_learn.py::test_it_runs_on_ray",
     ".venv/bin/tensorboard": _RUN + "test_tensorboard_shows_the_run",
     "flower-superlink --insecure": _RUN + "test_real_nodes",
     "flower-supernode --insecure": _RUN + "test_real_nodes",
