@@ -2,10 +2,11 @@
 
 import json
 import sys
+from importlib import import_module
 
 import pytest
 
-from support.lora_app import after, before
+from support.lora_app import FOLDER, after, before
 from task.torchvision_import import import_torchvision_datasets
 
 import_torchvision_datasets()  # which transformers imports; works beside any build of torch
@@ -36,12 +37,8 @@ def run_app(tmp_path, monkeypatch):
 
 @pytest.fixture
 def net(monkeypatch):
-    from support.lora_app import FOLDER
-
     monkeypatch.syspath_prepend(FOLDER)
-    from example_task import Net
-
-    yield Net()
+    yield import_module("example_task").Net()
     sys.modules.pop("example_task", None)
 
 
@@ -51,7 +48,6 @@ def test_what_travels_is_what_the_page_says(net):
 
     from fedpsa_strategy import arrays_of, load_arrays
     from fedpsa_strategy.wire.replies import count_bytes
-    from support.lora_app import FOLDER
 
     adapters = arrays_of(net, get_peft_model_state_dict)
     assert adapters.keys() == ArrayRecord(get_peft_model_state_dict(net)).keys()
