@@ -12,6 +12,7 @@ from benchmarks import (
     engines,
     jobs,
     machine,
+    queued,
     server,
     sketch,
     superlink,
@@ -159,3 +160,13 @@ def test_superlink(tmp_path):
     assert [run["updates"] for run in record["runs"]] == [1, 2]
     assert record["runs"][1]["update_seconds"]["repeats"] == 2
     assert "One more idle node" in page
+
+
+@pytest.mark.slow
+@pytest.mark.engine
+def test_queued(tmp_path):
+    queued.main(["--updates", "8", "--repeats", "1", "--out", str(tmp_path)])
+    page, record = results(tmp_path, "queued")
+    assert set(record["runs"]) == {"0", "1"}
+    assert record["runs"]["1"][0]["staleness"] > record["runs"]["0"][0]["staleness"]
+    assert "uploads a minute" in page
