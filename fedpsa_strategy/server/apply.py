@@ -168,7 +168,8 @@ class Apply:
                     until=client.paused_until,
                 )
             )
-        self._end_round()
+        if run.clients.num_busy == 0:
+            self._end_round()
 
     def _refuse_unknown(self, node_id: int) -> None:
         """Count a reply without a task: nobody to hold to account, and no slot to free."""
@@ -249,12 +250,13 @@ class Apply:
         )
         if model is not None:
             self._tell_version()
-        self._end_round()
+        if run.clients.num_busy == 0:
+            self._end_round()
 
     def _end_round(self) -> None:
-        """Let a synchronous rule aggregate when the last client of its round is done."""
+        """Let a synchronous rule aggregate: the last client of its round is done."""
         run = self._run
-        if run.rule.synchronous and run.clients.num_busy == 0:
+        if run.rule.synchronous:
             model = run.rule.finish_round()
             if model is not None:
                 self._set_version(model)

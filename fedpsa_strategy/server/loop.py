@@ -27,7 +27,7 @@ from fedpsa_strategy.server.stop import STOP_REQUESTED, ShouldStop, Stop
 log = logging.getLogger("flwr")
 
 _AGAIN = 1.0  # seconds after which a task that expired is looked for again
-_TURN = 1.0  # seconds between two turns of callbacks
+_TURN = 0.5  # seconds between two looks around
 
 
 class AsyncLoop:
@@ -113,7 +113,6 @@ class AsyncLoop:
         self._begin()
         try:
             while (reason := self._stop.reason()) is None:
-                membership.look()
                 self._look_around()
                 self._dispatch()
                 if run.rejected_in_a_row or not run.in_flight:
@@ -185,10 +184,11 @@ class AsyncLoop:
         self._result.arrays = run.arrays
 
     def _look_around(self) -> None:
-        """Let callbacks look at the run, from time to time."""
-        if not self._turn or self._monotonic() < self._next_turn:
+        """From time to time, notice who comes and goes, and let callbacks look at the run."""
+        if self._monotonic() < self._next_turn:
             return
         self._next_turn = self._monotonic() + _TURN
+        self._membership.look()
         self._run.whole = False
         for turn in self._turn:
             turn()

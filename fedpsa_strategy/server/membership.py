@@ -19,7 +19,6 @@ from fedpsa_strategy.server.run_state import RunState
 log = logging.getLogger("flwr")
 
 _REFRESH = 5.0  # seconds between looks at who is connected
-_LOOK = 0.5  # seconds between looks for the answers of those who joined
 
 
 class Membership:
@@ -57,7 +56,6 @@ class Membership:
         self._fixed = run.clock.fixed_nodes
         self._next_refresh = math.inf if self._fixed else 0.0
         self._queries = Queries(grid, failures.query_timeout, monotonic)
-        self._next_look = 0.0
 
     def gather(self) -> None:
         """Wait for the nodes, and bring them into the order of their partitions."""
@@ -96,12 +94,10 @@ class Membership:
 
     def look(self) -> None:
         """Refresh from time to time, and take in those who have said who they are."""
-        now = self._monotonic()
-        if now >= self._next_refresh:
+        if self._monotonic() >= self._next_refresh:
             self.refresh()
-        if not self._queries or now < self._next_look:
+        if not self._queries:
             return
-        self._next_look = now + _LOOK
         answers = self._queries.collect()
         self._run.whole = False
         for node_id, answer in sorted(answers.items()):

@@ -63,7 +63,7 @@ class Callback:
         return None
 
     def turn(self) -> None:
-        """Look at the run, about once a second."""
+        """Look at the run, about twice a second."""
 
     def idle(self) -> None:
         """Do what the next reply will need, while there is none: called before a run waits.
