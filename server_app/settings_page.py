@@ -20,7 +20,7 @@ from server_app.settings import Settings
 
 _HEAD = """# Settings
 
-Every setting of a run, generated from `server_app/settings.py` and the methods. Change any of them
+Every setting of a run, generated from `server_app/declared.py` and the methods. Change any of them
 with `flwr run . --run-config "key=value ..."`, or with `--set key=value` of our own commands;
 strings are quoted in a run config. Impossible values and combinations are refused before the first
 message.
