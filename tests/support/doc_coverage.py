@@ -12,8 +12,6 @@ HERE = (
     "make deploy-local",
     ".venv/bin/python -m simulation run --clients 20 --set strategy=fedbuff"
     " --set dirichlet-alpha=0.1 --set latency=long-tail --set virtual-days=0.1",
-    ".venv/bin/python -m simulation run --engine local --workers 0 --set local-epochs=1"
-    " --set num-server-rounds=40 --set evaluate-every=1000",
     ".venv/bin/python -m simulation run --engine local --set strategy=ca2fl --set virtual-days=0.1",
     'PYTHONPATH="$PWD" .venv/bin/python -m simulation run --clients 10 --set task=my_task'
     " --set virtual-days=0.1",
