@@ -120,7 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         f"work every 3 seconds. Updates: two runs ({parsed.dataset}, {parsed.nodes[0]} nodes), so "
         "that what a run costs once, such as handing out the app, cancels out; both messages of an "
         "update and the polling of the ServerApp are in it. The time of an update is that from "
-        "sending its task to its upload: the node's polling, a fresh process with its imports, "
+        "sending its task to its upload: the node's polling, a child of the warm process, "
         "training, and two transfers. Median and range."
     )
     report.table(

@@ -281,7 +281,7 @@ def test_tls_and_node_keys(checkout):
         replaced = {"fl.example.org:9092": f"localhost:{fleet}", "/srv/data.npz": "data.npz"}
         node = checkout.start(
             activate
-            + block(page, "flower-supernode", **replaced).rstrip()
+            + block(page, "fedpsa-node", **replaced).rstrip()
             + f" --port {free_port()}\n"
         )
         listing = activate + "flwr supernode list federation"
