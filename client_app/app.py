@@ -171,6 +171,7 @@ def node_task(context: Context) -> LearningTask:
         cache_dir=_get(run, "cache-dir", str),
         model=_get(run, "model", str),
         model_width=_get(run, "model-width", float),
+        held_out=_get(run, "held-out", int),
     )
 
 

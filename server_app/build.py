@@ -209,6 +209,7 @@ def make_task(settings: Settings) -> LearningTask:
         settings.cache_dir,
         settings.model,
         settings.model_width,
+        settings.held_out,
     )
 
 
@@ -227,7 +228,15 @@ def make_probe(method: Sketched, task: LearningTask, model: nn.Module, kind: Kin
             signal=method.signal,
             loss_fn=task.loss,
         )
-    # The test split is all the data the server has; the batch is never trained on.
+    # Never from the test split: what is tuned on it could not be judged by it.
+    own = getattr(task, "calibration_data", None)
+    data = own() if callable(own) else None
+    if data is None:
+        raise ValueError(
+            "calibration='real' needs samples that nobody trains or tests on: give the task a "
+            "function calibration_data() that returns inputs and targets"
+        )
+    shard = as_shard(data, "calibration_data")
     generator = np.random.Generator(np.random.Philox(method.calibration_seed))
     size = min(method.calibration_size, len(shard))
     chosen = generator.choice(len(shard), size, replace=False)

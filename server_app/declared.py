@@ -45,15 +45,21 @@ class _BeforeMethods:
     )
     partition: str = setting(
         "client-dirichlet",
-        "how data is split: equal sizes with a Dirichlet class mixture per client, the textbook's "
-        "Dirichlet per class, or evenly",
-        choices=("client-dirichlet", "class-dirichlet", "iid"),
+        "how data is split: equal sizes with a Dirichlet class mixture per client, the same with "
+        "mixtures redrawn until their mean fits, as FLGo does, the textbook's Dirichlet per class, "
+        "or evenly",
+        choices=("client-dirichlet", "fitted-dirichlet", "class-dirichlet", "iid"),
     )
     dirichlet_alpha: float = setting(
         0.5, "concentration of the Dirichlet partition; smaller is more skewed", above=0
     )
     test_fraction: float = setting(
         0.1, "share of all samples that the server tests on", above=0, most=0.5
+    )
+    held_out: int = setting(
+        0,
+        "training samples that no client gets: the server's, for real calibration batches",
+        least=0,
     )
     seed: int = setting(0, "seed of everything random in a run", least=0, most=2**63 - 1)
 

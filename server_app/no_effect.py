@@ -39,6 +39,7 @@ def _reasons(settings: Settings) -> dict[str, str]:
         bool(settings.task),
         f"task {settings.task!r} brings its own data",
         *("dataset", "model", "model-width", "partition", "dirichlet-alpha", "test-fraction"),
+        "held-out",
         *("data-dir", "cache-dir"),
     )
     single_layer = not settings.task and not settings.has_encoder

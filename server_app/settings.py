@@ -223,6 +223,13 @@ class Settings(Declared):
             if value > most:
                 raise SettingsError(f"{low} = {value}: must be at most {high} = {most}")
         method = self.method
+        if not self.task and getattr(method, "calibration", "") == "real":
+            size = getattr(method, "calibration_size", 0)
+            if self.held_out < size:
+                raise SettingsError(
+                    f"held-out = {self.held_out}: a real calibration batch of {size} samples is "
+                    f"drawn from training data that no client has: must be at least {size}"
+                )
         if method.needs_head and not self.task and not self.has_encoder:
             raise SettingsError(
                 f"strategy={self.strategy!r} needs a model with an encoder and a head, but the one "

@@ -12,10 +12,13 @@ from numpy.typing import NDArray
 
 Indices = NDArray[np.int64]
 
-PARTITIONS = ("client-dirichlet", "class-dirichlet", "iid")
+PARTITIONS = ("client-dirichlet", "fitted-dirichlet", "class-dirichlet", "iid")
 
 # Below this a mixture's remaining mass is rounding noise and its ratios mean nothing.
 _SMALLEST_MASS = 1e-280
+# Until how near their mean is, in squared distance, mixtures are redrawn; how often at most; among
+# how many new draws.
+_FIT, _MOST_REDRAWS, _CANDIDATES = 1e-6, 20, 50
 
 
 def _generator(seed: int, purpose: str) -> np.random.Generator:
@@ -62,7 +65,7 @@ def partition(
     Parameters
     ----------
     kind : str
-        ``"client-dirichlet"``, ``"class-dirichlet"`` or ``"iid"``.
+        ``"client-dirichlet"``, ``"fitted-dirichlet"``, ``"class-dirichlet"`` or ``"iid"``.
     labels : NDArray
         Label of every sample.
     num_clients : int
@@ -80,6 +83,8 @@ def partition(
     """
     if kind == "client-dirichlet":
         return by_client_dirichlet(labels, num_clients, alpha, seed)
+    if kind == "fitted-dirichlet":
+        return by_client_dirichlet(labels, num_clients, alpha, seed, fitted=True)
     if kind == "class-dirichlet":
         return by_class_dirichlet(labels, num_clients, alpha, seed)
     if kind == "iid":
@@ -87,8 +92,20 @@ def partition(
     raise ValueError(f"unknown partition {kind!r}; choose from {', '.join(PARTITIONS)}")
 
 
+def hold_out(indices: Indices, number: int, seed: int) -> Indices:
+    """Return so many of the indices, chosen at random, in ascending order."""
+    if number >= len(indices):
+        raise ValueError(f"cannot hold {number} of {len(indices)} training samples out")
+    return np.sort(_generator(seed, "held-out").choice(indices, number, replace=False))
+
+
 def by_client_dirichlet(
-    labels: NDArray[np.integer], num_clients: int, alpha: float, seed: int
+    labels: NDArray[np.integer],
+    num_clients: int,
+    alpha: float,
+    seed: int,
+    *,
+    fitted: bool = False,
 ) -> list[Indices]:
     """Give every client equally many samples in a class mixture of its own.
 
@@ -98,6 +115,9 @@ def by_client_dirichlet(
     runs out, its share goes to the classes left: in proportion to the client's mixture, or to what
     is left of each class if the mixture has nothing there.
 
+    Fitted, mixtures are redrawn until their mean is p: all clients then get about the mixture that
+    was drawn for them, and late ones no leftovers. The framework FLGo does the like.
+
     Every client gets ``len(labels) // num_clients`` samples; the remainder, fewer samples than
     clients, stays unused.
 
@@ -105,6 +125,8 @@ def by_client_dirichlet(
     ----------
     labels, num_clients, alpha, seed
         See ``partition``.
+    fitted : bool (default: False)
+        Whether mixtures are redrawn.
     """
     _check(labels, num_clients, alpha)
     rng = _generator(seed, "client-dirichlet")
@@ -113,7 +135,10 @@ def by_client_dirichlet(
     supply = np.unique(labels, return_counts=True)[1]
     queue = order[np.argsort(labels[order], kind="stable")]
     position = np.concatenate([[0], np.cumsum(supply)[:-1]])
-    mixtures = rng.dirichlet(alpha * supply / len(labels), size=num_clients)
+    share = supply / len(labels)
+    mixtures = rng.dirichlet(alpha * share, size=num_clients)
+    if fitted:
+        _fit(mixtures, share, alpha, rng)
 
     size = len(labels) // num_clients
     remaining = supply
@@ -127,6 +152,30 @@ def by_client_dirichlet(
         position = position + counts
         remaining = remaining - counts
     return clients
+
+
+def _fit(
+    mixtures: NDArray[np.float64],
+    share: NDArray[np.float64],
+    alpha: float,
+    rng: np.random.Generator,
+) -> None:
+    """Redraw mixtures one at a time until their mean is near the share of each class.
+
+    Of some draws for a client the one that brings the mean nearest takes the place of its mixture,
+    if it is an improvement.
+    """
+    total = mixtures.sum(axis=0)
+    clients = len(mixtures)
+    for turn in range(_MOST_REDRAWS * clients):
+        if np.sum((total / clients - share) ** 2) <= _FIT:
+            return
+        own = mixtures[turn % clients]
+        drawn = np.concatenate([own[None], rng.dirichlet(alpha * share, size=_CANDIDATES)])
+        errors = np.sum(((total - own + drawn) / clients - share) ** 2, axis=1)
+        best = drawn[np.argmin(errors)].copy()
+        total += best - own
+        mixtures[turn % clients] = best
 
 
 def _counts(mixture: NDArray[np.float64], supply: Indices, size: int) -> Indices:

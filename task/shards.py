@@ -17,8 +17,8 @@ from task.datasets import DatasetInfo, dataset_info, load_raw, resolve_data_dir
 from task.errors import ShardFileError
 from task.memory import RecentlyUsed
 from task.own_file import read_own_file
+from task.partition import hold_out, split_test
 from task.partition import partition as split_over_clients
-from task.partition import split_test
 from task.tensors import Shard, normalised
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "ShardFileError",
     "client_shard",
     "file_shard",
+    "held_out_shard",
     "test_shard",
     "warm_cache",
 ]
@@ -55,6 +56,7 @@ def client_shard(
     seed: int = 0,
     data_dir: str | Path = "",
     cache_dir: str | Path = "",
+    held_out: int = 0,
 ) -> Shard:
     """Return the training data of one client.
 
@@ -78,6 +80,9 @@ def client_shard(
         Folder with the dataset files; see ``task.datasets.resolve_data_dir``.
     cache_dir : str | Path (default: "")
         Folder of the memory-mapped arrays; see ``task.cache.resolve_cache_dir``.
+    held_out : int (default: 0)
+        How many training samples no client gets, for the server. The partition is drawn from all of
+        them, and they are taken out of it.
     """
     if not 0 <= partition_id < num_partitions:
         raise ValueError(f"partition id {partition_id} is not one of 0 to {num_partitions - 1}")
@@ -86,9 +91,39 @@ def client_shard(
     def load() -> Shard:
         split = source.partition(num_partitions, partition, alpha)
         start, stop = split["offsets"][partition_id : partition_id + 2]
-        return source.shard(split["indices"][start:stop])
+        indices = split["indices"][start:stop]
+        if held_out:
+            indices = indices[~np.isin(indices, source.held_out(held_out))]
+            if not len(indices):
+                raise ValueError(
+                    f"held-out = {held_out} leaves client {partition_id} without a training sample"
+                )
+        return source.shard(indices)
 
-    return _recent.get((source, num_partitions, partition, float(alpha), partition_id), load)
+    key = (source, num_partitions, partition, float(alpha), partition_id, held_out)
+    return _recent.get(key, load)
+
+
+def held_out_shard(
+    dataset: str,
+    number: int,
+    *,
+    test_fraction: float = 0.1,
+    seed: int = 0,
+    data_dir: str | Path = "",
+    cache_dir: str | Path = "",
+) -> Shard:
+    """Return the training samples that no client gets.
+
+    Parameters
+    ----------
+    dataset, test_fraction, seed, data_dir, cache_dir
+        See ``client_shard``.
+    number : int
+        How many.
+    """
+    source = _source(dataset, test_fraction, seed, data_dir, cache_dir)
+    return source.shard(source.held_out(number))
 
 
 def test_shard(
@@ -201,6 +236,10 @@ class _Source:
 
         key = self._key("split", f"t{self.test_fraction!r}", f"s{self.seed}")
         return cached_arrays(self.cache_dir, key, make)
+
+    def held_out(self, number: int) -> NDArray[np.int64]:
+        """Return the indices of the training samples that are held out."""
+        return hold_out(np.asarray(self.split()["train"]), number, self.seed)
 
     def partition(self, num_partitions: int, kind: str, alpha: float) -> dict[str, NDArray[Any]]:
         """Return all clients' indices in one array, and where each client's part begins."""

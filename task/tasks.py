@@ -21,7 +21,7 @@ from task.errors import TaskError
 from task.kinds import Kind
 from task.models import make_model
 from task.own_metrics import MetricsFn
-from task.shards import Shard, client_shard, file_shard, test_shard, warm_cache
+from task.shards import Shard, client_shard, file_shard, held_out_shard, test_shard, warm_cache
 
 __all__ = [
     "DatasetTask",
@@ -66,6 +66,8 @@ class DatasetTask:
         See `task.shards.client_shard`.
     model, model_width
         See `task.models.make_model`.
+    held_out : int (default: 0)
+        How many training samples no client gets.
     """
 
     dataset: str
@@ -78,6 +80,7 @@ class DatasetTask:
     cache_dir: str = ""
     model: str = "default"
     model_width: float = 1.0
+    held_out: int = 0
 
     @property
     def _source(self) -> dict[str, Any]:
@@ -125,8 +128,15 @@ class DatasetTask:
             num_partitions=total,
             partition=self.partition,
             alpha=self.alpha,
+            held_out=self.held_out,
             **self._source,
         )
+
+    def calibration_data(self) -> Shard | None:
+        """Return the training samples that no client gets, if there are any."""
+        if not self.held_out:
+            return None
+        return held_out_shard(self.dataset, self.held_out, **self._source)
 
     def test_data(self) -> Shard:
         """Return the test split."""

@@ -13,6 +13,8 @@ from simulation.experiments.rows import Row
 _PARTITIONS = {
     "client-dirichlet": "equal sizes with the class mixture of each client from Dir(α·p), p the"
     " class frequencies (client-dirichlet)",
+    "fitted-dirichlet": "equal sizes with the class mixture of each client from Dir(α·p), redrawn"
+    " until their mean is p (fitted-dirichlet)",
     "class-dirichlet": "each class over the clients by Dir(α) (class-dirichlet)",
     "iid": "evenly at random (iid)",
     "own": "by the task itself",

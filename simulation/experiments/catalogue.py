@@ -157,8 +157,9 @@ EXPERIMENTS: dict[str, Experiment] = {
             "The calibration batch",
             "final accuracy with real and Gaussian calibration batches of several sizes",
             grids.calibration,
-            notes="The paper's own are on CIFAR-10. Real batches are samples of the server's test"
-            " split, which no client trains on. The control has no calibration batch: one run fills"
+            notes="The paper's own are on CIFAR-10. Real batches are training samples"
+            " that are held out for them: no client has them, and the server does not test on"
+            " them. The control has no calibration batch: one run fills"
             f" its row. {_CONTROL_NOTE} {_EFFECTIVE_NOTE}",
             takes_methods=False,
             **_pivot(_CALIBRATION),

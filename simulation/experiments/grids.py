@@ -80,7 +80,11 @@ def calibration(options: Options) -> list[Cell]:
     cells = []
     for place, size in product(places(options, (0.1, 1.0)), CALIBRATION_SIZES):
         configs: dict[str, RunConfig] = {
-            "real": {"calibration": "real", "calibration-transport": "arrays"},
+            "real": {
+                "calibration": "real",
+                "calibration-transport": "arrays",
+                "held-out": size,
+            },
             "gaussian": {"calibration": "gaussian"},
         }
         for batch, config in configs.items():

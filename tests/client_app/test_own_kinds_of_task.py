@@ -181,6 +181,7 @@ def functions_of(case):
         "make_model": make_model,
         "train_data": lambda node_config: sample(node_config["partition-id"], 64),
         "test_data": lambda: sample(10**6, 150),
+        "calibration_data": lambda: sample(10**6 + 1, 100),
         "loss": loss,
     }
 
@@ -230,6 +231,14 @@ def test_a_real_calibration_batch(case, monkeypatch):
     name = install(monkeypatch, **functions_of(case))
     _, events, _, _ = run_task(name, versions=2, **REAL)
     assert events.of("aggregate")
+
+
+def test_a_real_calibration_batch_never_comes_from_the_test_data(monkeypatch):
+    functions = functions_of("one logit")
+    del functions["calibration_data"]
+    name = install(monkeypatch, **functions)
+    with pytest.raises(ValueError, match="calibration_data"):
+        run_task(name, versions=1, **REAL)
 
 
 # --- Metrics of one's own ----------------------------------------------------------------------
@@ -314,6 +323,7 @@ def test_tasks_in_other_number_formats(dtype, monkeypatch):
         make_model=lambda seed: make_model(seed).to(dtype),
         train_data=lambda node_config: cast(functions["train_data"](node_config)),
         test_data=lambda: cast(functions["test_data"]()),
+        calibration_data=lambda: cast(functions["calibration_data"]()),
         loss=functions["loss"],
     )
     for calibration in ({}, REAL):

@@ -84,6 +84,10 @@ def test_round_trip():
         ({"max-in-flight": 51}, ["max-in-flight = 51: must be at most num-clients = 50"]),
         ({"min-nodes": 51}, ["min-nodes = 51: must be at most num-clients = 50"]),
         ({"calibration": "real"}, ["calibration='real'", "calibration-transport='arrays'"]),
+        (
+            {"calibration": "real", "calibration-transport": "arrays", "held-out": 63},
+            ["held-out = 63: a real calibration batch of 64 samples", "must be at least 64"],
+        ),
         ({"virtual-days": 0.0}, ["never end", "num-server-rounds"]),
         ({"clock": "wall"}, ["never end", "time-limit"]),
     ],

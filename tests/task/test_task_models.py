@@ -34,6 +34,21 @@ def test_shapes_and_parameter_counts(dataset):
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
+def test_perceptrons_and_models_at_a_share_of_their_width():
+    def size(*arguments):
+        return sum(p.numel() for p in make_model(arguments[0], 0, *arguments[1:]).parameters())
+
+    assert size("fmnist", "mlp") == (784 + 1) * 64 + (64 + 1) * 10
+    assert size("cifar100", "mlp", 0.5) == (3072 + 1) * 32 + (32 + 1) * 100
+    assert size("cifar10", "default", 0.25) == 51_274
+    assert size("mnist", "default", 0.25) == 105_194
+    assert size("digits", "default", 0.5) == (64 + 1) * 16 + (16 + 1) * 10
+    assert size("fmnist", "default", 0.5) == COUNTS["fmnist"]  # a single layer has no width
+    assert size("mnist", "default", 0.01)  # at least one channel everywhere
+    thin = make_model("cifar100", 0, "default", 0.1)
+    assert thin(torch.zeros(2, 3, 32, 32)).shape == (2, 100)
+
+
 @pytest.mark.parametrize("dataset", ["mnist", "cifar10"])
 def test_convolutions_are_in_the_format_in_which_they_are_fast(dataset):
     model = make_model(dataset, 0)

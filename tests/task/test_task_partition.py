@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import task.partition as partitions
 from task.partition import (
     PARTITIONS,
     by_class_dirichlet,
@@ -155,3 +156,49 @@ def test_other_bad_arguments_are_named():
         split_test(10, 1.0, 0)
     with pytest.raises(ValueError, match="empty test or training set"):
         split_test(10, 0.01, 0)
+
+
+@pytest.mark.parametrize("alpha", [0.1, 1.0])
+def test_fitted_mixtures_leave_nobody_the_leftovers(alpha, monkeypatch):
+    labels = np.repeat(np.arange(10), 6300)
+    counts = partitions._counts
+
+    def off(kind):
+        """Return how much of the last ten clients' samples is not as their mixture has it."""
+        found = []
+
+        def noting(mixture, supply, size):
+            taken = counts(mixture, supply, size)
+            found.append(np.abs(taken / size - mixture).sum() / 2)
+            return taken
+
+        monkeypatch.setattr(partitions, "_counts", noting)
+        partition(kind, labels, 50, alpha, 3)
+        return np.mean(found[-10:])
+
+    assert off("client-dirichlet") > 0.2
+    assert off("fitted-dirichlet") < 0.05
+
+
+def test_fitted_mixtures_have_the_mean_of_all_data():
+    labels = np.repeat(np.arange(10), 6300)
+    share = np.full(10, 0.1)
+    for alpha in (0.1, 1.0):
+        mixtures = np.random.default_rng(0).dirichlet(alpha * share, size=50)
+        before = np.sum((mixtures.mean(axis=0) - share) ** 2)
+        partitions._fit(mixtures, share, alpha, np.random.default_rng(1))
+        after = np.sum((mixtures.mean(axis=0) - share) ** 2)
+        assert after < 1e-4 < before
+        np.testing.assert_allclose(mixtures.sum(axis=1), 1.0)
+    assert skew(labels, partition("fitted-dirichlet", labels, 50, 0.1, 0)) > 0.7
+
+
+def test_held_out_samples_are_a_function_of_the_seed():
+    indices = np.arange(100, 200)
+    held = partitions.hold_out(indices, 16, 5)
+    assert len(set(held.tolist())) == 16
+    assert set(held) <= set(indices)
+    assert np.array_equal(held, partitions.hold_out(indices, 16, 5))
+    assert not np.array_equal(held, partitions.hold_out(indices, 16, 6))
+    with pytest.raises(ValueError, match="hold 100 of 100"):
+        partitions.hold_out(indices, 100, 0)

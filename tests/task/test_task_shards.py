@@ -14,7 +14,15 @@ from task import shards
 from task.cache import cached_arrays
 from task.datasets import DATASETS, DatasetInfo, load_raw
 from task.memory import RecentlyUsed
-from task.shards import Shard, ShardFileError, client_shard, file_shard, test_shard, warm_cache
+from task.shards import (
+    Shard,
+    ShardFileError,
+    client_shard,
+    file_shard,
+    held_out_shard,
+    test_shard,
+    warm_cache,
+)
 from task.tensors import normalised
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -89,6 +97,26 @@ def test_every_argument_matters(cache_dir):
     ]
     drawn = [frozenset(rows(client_shard("digits", **(base | change)))) for change in changes]
     assert len(set(drawn)) == len(drawn)
+
+
+def test_held_out_samples_are_nobodys(cache_dir):
+    common = {"seed": 3, "cache_dir": cache_dir}
+    held = rows(held_out_shard("digits", 64, **common))
+    assert len(held) == 64
+    assert not held & rows(test_shard("digits", **common))
+    clients = [
+        [
+            rows(client_shard("digits", partition_id=i, num_partitions=7, held_out=n, **common))
+            for i in range(7)
+        ]
+        for n in (0, 64)
+    ]
+    for before, after in zip(*clients, strict=True):
+        assert after == before - held
+    # What is held out was somebody's, but for the few that the partition leaves over.
+    assert len(set.union(*clients[0])) - len(set.union(*clients[1])) > 55
+    with pytest.raises(ValueError, match="cannot hold 2000 of"):
+        held_out_shard("digits", 2000, **common)
 
 
 def test_normalisation_is_per_channel():
