@@ -15,6 +15,7 @@ from benchmarks import (
     queued,
     server,
     sketch,
+    sketch_noise,
     superlink,
     traffic,
 )
@@ -93,6 +94,18 @@ def test_server(tmp_path):
     page, record = results(tmp_path, "server")
     assert set(record["times"]["2000"]) == set(server.METHODS)
     assert "fedpac" in page
+
+
+def test_how_much_of_kappa_is_noise(tmp_path):
+    arguments = ["--models", "perceptron on digits", "--stages", "2", "--projections", "2"]
+    sketch_noise.main([*arguments, "--epochs", "1", "--out", str(tmp_path)])
+    page, record = results(tmp_path, "sketch_noise")
+    (found,) = record["models"]["perceptron on digits"]
+    assert len(found["exact"]) == sketch_noise.CLIENTS
+    # Longer sketches are nearer to the truth, by about the root of their length.
+    assert found["noise"]["1024"] < found["noise"]["16"] / 3
+    assert found["share"]["1024"] < found["share"]["16"]
+    assert "noise at k = 1024" in page
 
 
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
