@@ -262,7 +262,9 @@ def _launch(arguments: SimpleNamespace, engine: str, resources: Resources) -> in
     summary = launch.run(Launch(engine, run_config, clients, app, resources, stream, talk))
     run_dir = run_config.get("run-dir")
     if arguments.as_json:
-        click.echo(json.dumps({"run-dir": run_dir, **summary}, indent=2))
+        from fedpsa_strategy.watch.event_log import plain
+
+        click.echo(json.dumps(plain({"run-dir": run_dir, **summary}), indent=2))
     else:
         print(f"Completed; the results are in {run_dir}" if run_dir else "Completed.", flush=True)
     return 0

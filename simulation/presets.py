@@ -12,7 +12,6 @@ RunConfig = dict[str, ConfigValue]
 # Some are defaults as well. They are written down all the same, so that a preset stays what it is
 # when a default changes.
 _PAPER: RunConfig = {
-    "clock": "virtual",
     "num-clients": 50,
     "fraction-train": 0.2,
     "partition": "client-dirichlet",
@@ -32,7 +31,7 @@ _PAPER: RunConfig = {
 }
 
 PRESETS: dict[str, RunConfig] = {
-    "quick": {"dataset": "digits", "clock": "virtual", "num-clients": 50, "virtual-days": 0.25},
+    "quick": {"dataset": "digits", "num-clients": 50, "virtual-days": 0.25},
     **{f"paper-{name}": {**_PAPER, "dataset": name} for name in ("mnist", "fmnist")},
     **{f"paper-{name}": {**_PAPER, "dataset": name} for name in ("cifar10", "cifar100")},
     # Parts, to be named behind one of those above.

@@ -54,7 +54,7 @@ def write_app(folder: Path, library: str) -> list[Path]:
         "name": name,
         "package": package,
         "library": library,
-        "runs": (folder.absolute() / "runs").as_posix(),
+        "runs": json.dumps((folder.absolute() / "runs").as_posix(), ensure_ascii=False),
     }
     template = files("fedpsa_strategy.cli") / "template"
     written = {folder / "pyproject.toml": "pyproject.toml"}

@@ -164,6 +164,13 @@ def test_an_unknown_or_lost_origin_is_asked_for(monkeypatch):
         new.installed_reference()
 
 
+def test_a_folder_of_any_name_may_be_around_it(tmp_path):
+    folder = tmp_path / 'my "runs" ü' / "some-app"
+    new.write_app(folder, REFERENCE)
+    table = tomllib.loads((folder / "pyproject.toml").read_text())
+    assert table["tool"]["flwr"]["app"]["config"]["runs-dir"] == str(folder / "runs")
+
+
 def test_the_apps_files_are_as_tidy_as_ours(tmp_path):
     new.write_app(tmp_path / "some-app", REFERENCE)
     config = LIBRARY.parent / "pyproject.toml"

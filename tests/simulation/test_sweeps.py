@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tomllib
 from datetime import UTC, datetime
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -169,11 +170,12 @@ def test_json_is_all_that_is_printed(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(launch.ENGINES, "local", lambda _: {"status": "completed"})
+    monkeypatch.setitem(launch.ENGINES, "local", lambda _: {"status": "completed", "loss": nan})
     assert cli.main(["run", "--engine", "local", "--json", "--name", "x"]) == 0
     assert json.loads(capsys.readouterr().out) == {
         "run-dir": str(tmp_path / "runs" / "x"),
         "status": "completed",
+        "loss": None,
     }
 
 
