@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from simulation.experiments.machine import cpu_model, num_cores
+from simulation.machine import cpu_model, num_cores
 
 _PACKAGES = ("torch", "numpy", "flwr", "ray")
 

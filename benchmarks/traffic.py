@@ -15,7 +15,7 @@ from benchmarks.report import Report, parser, with_unit
 from fedpsa_strategy.methods.registry import METHODS
 from fedpsa_strategy.wire.update_dtype import UPDATE_DTYPES
 from simulation.engines.local.run import run_locally
-from simulation.experiments.machine import num_cores
+from simulation.machine import num_cores
 
 
 @dataclass(frozen=True)

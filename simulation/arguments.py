@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
@@ -53,6 +53,30 @@ class FiniteRange(click.FloatRange):
         if number is not None and not math.isfinite(number):
             self.fail(f"{value!r} is not a finite number", param, ctx)
         return number
+
+
+class Processors(FiniteRange):
+    """A part of a processor, or a whole number of them."""
+
+    def __init__(self) -> None:
+        super().__init__(0, 1024, min_open=True)
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        """Return the number."""
+        number = super().convert(value, param, ctx)
+        if number is not None and number > 1 and number != int(number):
+            self.fail(f"{value!r} is neither a part of one nor a whole number", param, ctx)
+        return number
+
+
+def ray_address_option(what: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return the option for the address of a Ray cluster."""
+    return click.option(
+        "--ray-address",
+        metavar="ADDRESS",
+        help=f"{what}: HOST:PORT, 'auto' for the one that this machine is part of, 'local' for none"
+        " (default: RAY_ADDRESS, else none).",
+    )
 
 
 def folded(pairs: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:

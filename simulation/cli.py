@@ -15,7 +15,7 @@ from fedpsa_strategy.cli import main as library
 from fedpsa_strategy.cli.main import INTERRUPTED, examples
 from simulation import launch
 from simulation.app_config import check_keys, default_run_config, read_config
-from simulation.arguments import FiniteRange, Setting, folded, parse_value
+from simulation.arguments import FiniteRange, Setting, folded, parse_value, ray_address_option
 from simulation.combinations import combinations, is_sweep
 from simulation.command import LaunchCommand
 from simulation.environment import ConfigValue
@@ -108,6 +108,7 @@ def _common(function: Callable[..., Any]) -> Callable[..., Any]:
         "fedpsa run --preset quick --set lr=0.01,0.1 --seeds 0-2 --jobs 2      # a sweep",
         "fedpsa run --preset quick --show-config > my.toml",
         "fedpsa run --config my.toml",
+        "fedpsa run --ray-address auto --clients 500           # on all machines of a Ray cluster",
     ),
 )
 @click.option(
@@ -155,6 +156,7 @@ def _common(function: Callable[..., Any]) -> Callable[..., Any]:
     metavar="X",
     help="ray: GPUs, or the part of one, for one client.",
 )
+@ray_address_option("ray: the cluster whose machines train")
 @click.option(
     "--seeds", type=SEEDS, help="One run for each; together with lists behind --set, a sweep."
 )
@@ -175,7 +177,7 @@ def run(engine: str | None, seeds: tuple[int, ...] | None, **given: Any) -> int:
         arguments.settings = (*arguments.settings, ("seed", ",".join(map(str, seeds))))
     if seeds is not None or is_sweep(arguments.settings):
         return _sweep(arguments, engine or "local")
-    names = ("workers", "train_here", "cpus", "client_cpus", "client_gpus")
+    names = ("workers", "train_here", "cpus", "client_cpus", "client_gpus", "ray_address")
     return _launch(arguments, engine or "ray", Resources(**{name: given[name] for name in names}))
 
 

@@ -12,6 +12,8 @@ from typing import Any
 
 from fedpsa_strategy.checks import shown
 from server_app.places import run_name, unused
+from simulation.engines.cluster.joining import cluster_address
+from simulation.engines.cluster.run import run_on_cluster
 from simulation.engines.grpc import run_on_processes
 from simulation.engines.ray import run_on_ray
 from simulation.environment import ConfigValue
@@ -41,6 +43,8 @@ class Resources:
         ray: CPU cores for one client.
     client_gpus : float (default: 0.0)
         ray: GPUs, or the part of one, for one client.
+    ray_address : str | None (default: None)
+        ray: see `simulation.engines.cluster.joining.cluster_address`.
     warm : bool (default: True)
         processes: whether nodes start clients from a warm process, or as Flower does.
     """
@@ -50,6 +54,7 @@ class Resources:
     cpus: int | None = None
     client_cpus: int = 1
     client_gpus: float = 0.0
+    ray_address: str | None = None
     warm: bool = True
 
 
@@ -90,6 +95,20 @@ class Launch:
 
 
 def _ray(launch: Launch) -> dict[str, Any]:
+    address = cluster_address(launch.resources.ray_address)
+    if address is not None:
+        if launch.resources.cpus is not None:
+            raise Refused("--cpus: on a cluster `ray start --num-cpus` decides, for each machine.")
+        launch.say(f"Simulating {launch.clients} clients on the Ray cluster at {address}.")
+        return run_on_cluster(
+            launch.app,
+            launch.run_config,
+            address=address,
+            num_clients=launch.clients,
+            client_cpus=launch.resources.client_cpus,
+            client_gpus=launch.resources.client_gpus,
+            stream=launch.stream,
+        )
     launch.say(f"Starting {launch.clients} simulated clients on Ray; this takes about 20 seconds.")
     return run_on_ray(
         launch.app,
@@ -106,7 +125,7 @@ def _local(launch: Launch) -> dict[str, Any]:
     # Not at the top: it loads torch, for which nobody should wait who asks for --help.
     from simulation.engines.local.app import run_app_locally
     from simulation.engines.local.run import run_locally
-    from simulation.experiments.machine import num_cores
+    from simulation.machine import num_cores
 
     here, workers = launch.resources.train_here, launch.resources.workers
     if workers is None:

@@ -15,11 +15,12 @@ from server_app.settings import Settings
 from simulation.errors import Refused
 from simulation.experiments.cells import OWN_SPLIT, Cell, Label
 from simulation.experiments.display import PlainDisplay, make_display
-from simulation.experiments.machine import num_cores
 from simulation.experiments.options import make_cell
+from simulation.experiments.processes import processes
 from simulation.experiments.scheduler import Scheduler
 from simulation.experiments.store import CellStore
 from simulation.launch import RunConfig
+from simulation.machine import num_cores
 
 _TOLD = {"strategy", "dataset", "task", "dirichlet-alpha", "seed"}
 
@@ -74,15 +75,20 @@ class Sweep:
         """
         jobs = jobs or (num_cores() if engine == "local" else 1)
         to_stderr = PlainDisplay(lambda text: click.echo(text, err=True))
-        with to_stderr if as_json else make_display("sweep") as display:
-            scheduler = Scheduler(self.cells, self.store, jobs=jobs, engine=engine, display=display)
-            total, done = scheduler.state.total, scheduler.state.done
-            click.echo(
-                f"{total} runs, {done} of them finished; they are in {self.store.folder}.",
-                err=as_json,
-            )
+        scheduler = Scheduler(self.cells, self.store)
+        total, done = scheduler.state.total, scheduler.state.done
+        click.echo(
+            f"{total} runs, {done} of them finished; they are in {self.store.folder}.",
+            err=as_json,
+        )
+        failed = {}
+        if scheduler.state.waiting:
             try:
-                failed = scheduler.run()
+                with (
+                    processes(self.store, jobs=jobs, engine=engine) as place,
+                    to_stderr if as_json else make_display("sweep") as display,
+                ):
+                    failed = scheduler.run(place, display)
             except (KeyboardInterrupt, SystemExit):
                 click.echo("All runs have ended; the same command goes on from here.", err=True)
                 raise

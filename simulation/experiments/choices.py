@@ -88,7 +88,8 @@ def jobs_option(function: Callable[..., Any]) -> Callable[..., Any]:
         "--jobs",
         type=click.IntRange(1, 1024),
         metavar="N",
-        help="Runs side by side, one thread each (default: the number of cores; 1 on Ray).",
+        help="Runs side by side, one thread each (default: the number of cores; 1 with --engine"
+        " ray; with --on ray as many as the cluster has room for).",
     )
     cells = click.option(
         "--cells",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedpsa_strategy.cli.main import examples
+from simulation.arguments import FiniteRange, Processors, ray_address_option
 from simulation.command import LaunchCommand
 from simulation.errors import Refused
 from simulation.experiments.choices import choices, command_text, label, out_option, read_options
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
     from simulation.experiments.cells import Cell
     from simulation.experiments.options import Options
     from simulation.experiments.rows import Row
+    from simulation.experiments.scheduler import Place
+    from simulation.experiments.store import CellStore
 
 
 @click.command(
@@ -28,6 +33,7 @@ if TYPE_CHECKING:
     epilog=examples(
         "fedpsa reproduce table-accuracy --datasets digits --alphas 0.5 --days 0.25",
         "fedpsa reproduce figure-curves --methods FedPSA,FedBuff --seeds 0-4",
+        "fedpsa reproduce table-accuracy --on ray --ray-address auto      # on a Ray cluster",
     ),
 )
 @click.argument("name")
@@ -38,6 +44,31 @@ if TYPE_CHECKING:
     default="local",
     show_default=True,
     help="What simulates the clients.",
+)
+@click.option(
+    "--on",
+    type=click.Choice(["here", "ray"]),
+    default="here",
+    show_default=True,
+    help="Where the runs are run: in processes on this machine, or as tasks on the machines of a"
+    " Ray cluster.",
+)
+@ray_address_option("on ray: the cluster")
+@click.option(
+    "--cell-cpus",
+    type=Processors(),
+    default=1.0,
+    show_default=True,
+    metavar="X",
+    help="on ray: processors, or the part of one, for one run.",
+)
+@click.option(
+    "--cell-gpus",
+    type=FiniteRange(0, 1024),
+    default=0.0,
+    show_default=True,
+    metavar="X",
+    help="on ray: GPUs, or the part of one, for one run.",
 )
 @out_option("Folder for tables and figures.")
 @click.option(
@@ -92,24 +123,22 @@ def reproduce(**given: Any) -> int:
     if arguments.finished_only:
         print(f"The results are in {write(failures={})}", flush=True)
         return 0
-    with make_display(experiment.name) as display:
-        scheduler = Scheduler(
-            [cell for cell in cells if cell.id not in recorded],
-            store,
-            jobs=_jobs(arguments, arguments.engine),
-            engine=arguments.engine,
-            display=display,
-        )
-        state = scheduler.state
-        if known := len({cell.id for cell in cells} & recorded.keys()):
-            print(f"{known} cells are recorded in {arguments.out} already.", flush=True)
-        if not state.waiting:
-            total = known + state.total
-            print(f"All {total} cells of {experiment.name} are finished.", flush=True)
-        elif state.done:
-            print(f"{state.done} of {state.total} cells are finished already.", flush=True)
+    scheduler = Scheduler([cell for cell in cells if cell.id not in recorded], store)
+    state = scheduler.state
+    if known := len({cell.id for cell in cells} & recorded.keys()):
+        print(f"{known} cells are recorded in {arguments.out} already.", flush=True)
+    if not state.waiting:
+        total = known + state.total
+        print(f"All {total} cells of {experiment.name} are finished.", flush=True)
+    elif state.done:
+        print(f"{state.done} of {state.total} cells are finished already.", flush=True)
+    if state.waiting:
         try:
-            failures = scheduler.run()
+            with (
+                _place(arguments, store, state.waiting) as place,
+                make_display(experiment.name) as display,
+            ):
+                scheduler.run(place, display)
         except (KeyboardInterrupt, SystemExit):
             print("\nAll runs have ended; writing what there is.", flush=True)
             folder = write(failures=state.failed)
@@ -119,11 +148,11 @@ def reproduce(**given: Any) -> int:
                 flush=True,
             )
             raise
-    folder = write(failures=failures)
+    folder = write(failures=state.failed)
     print(f"The results are in {folder}", flush=True)
-    if failures:
-        print(f"{len(failures)} of {state.total} cells failed; the others are complete.")
-    return 1 if failures else 0
+    if state.failed:
+        print(f"{len(state.failed)} of {state.total} cells failed; the others are complete.")
+    return 1 if state.failed else 0
 
 
 @click.command(
@@ -224,7 +253,27 @@ def plan(experiment: Experiment, options: Options) -> list[Cell]:
     return cells
 
 
+def _place(
+    arguments: SimpleNamespace, store: CellStore, cells: Sequence[Cell]
+) -> AbstractContextManager[Place]:
+    """Return where the cells are run."""
+    from simulation.engines.cluster.joining import cluster_address
+    from simulation.experiments.processes import processes
+
+    if arguments.on == "here":
+        return processes(store, jobs=_jobs(arguments, arguments.engine), engine=arguments.engine)
+    if arguments.engine != "local":
+        raise Refused("--on ray: each run simulates its clients with --engine local.")
+    address = cluster_address(arguments.ray_address)
+    # Not before it is needed: this loads Ray.
+    from simulation.engines.cluster.machines import Resources
+    from simulation.experiments.on_ray import ray_cluster
+
+    each = Resources(arguments.cell_cpus, arguments.cell_gpus)
+    return ray_cluster(store, cells, address=address, each=each, jobs=arguments.jobs)
+
+
 def _jobs(arguments: SimpleNamespace, engine: str) -> int:
-    from simulation.experiments.machine import num_cores
+    from simulation.machine import num_cores
 
     return arguments.jobs or (num_cores() if engine == "local" else 1)

@@ -52,6 +52,15 @@ class CellStore:
         """Return what was noted about how a cell was run."""
         return _read_json(self.path(cell) / "cell.json") or {}
 
+    def goes_on(self, cell: Cell) -> bool:
+        """Tell whether the next launch of a cell goes on with what is in its folder."""
+        path = self.path(cell)
+        return (
+            (path / "events.jsonl").is_file()
+            and not _changed(cell, path / "config.toml")
+            and _has_checkpoint(path)
+        )
+
     def prepare(self, cell: Cell, circumstances: Mapping[str, Any]) -> bool:
         """Make a cell's folder ready for a launch; return whether its run goes on.
 
@@ -59,11 +68,7 @@ class CellStore:
         checkpoints are damaged, or that was set up by another version of this program.
         """
         path = self.path(cell)
-        goes_on = (
-            (path / "events.jsonl").is_file()
-            and not _changed(cell, path / "config.toml")
-            and _has_checkpoint(path)
-        )
+        goes_on = self.goes_on(cell)
         if not goes_on:
             shutil.rmtree(path, ignore_errors=True)
         make_private_folder(path)
@@ -87,9 +92,9 @@ class CellStore:
             if lock is not None:
                 stack.enter_context(lock)
             # A run may outlive the command that started it, by the time that it takes to save.
-            yield lock is not None and not self._in_use(cell)
+            yield lock is not None and not self.in_use(cell)
 
-    def _in_use(self, cell: Cell) -> bool:
+    def in_use(self, cell: Cell) -> bool:
         """Tell whether a process works in a cell's folder."""
         path = self.path(cell) / LOCK
         if not path.exists():

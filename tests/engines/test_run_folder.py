@@ -18,7 +18,7 @@ from server_app.app import main
 from simulation import cli
 from simulation.engines.local.run import run_locally
 from simulation.errors import RunFailed
-from simulation.experiments.scheduler import set_options
+from simulation.experiments.processes import set_options
 from support.engines import (
     APP,
     ROUNDS,

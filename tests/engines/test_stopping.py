@@ -13,7 +13,7 @@ from simulation.engines.grpc import Deployment
 from simulation.engines.local.run import run_locally
 from simulation.engines.ray import run_on_ray
 from simulation.errors import RunFailed
-from simulation.experiments.scheduler import set_options
+from simulation.experiments.processes import set_options
 from support.engines import (
     APP,
     check_same,

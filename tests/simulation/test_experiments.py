@@ -10,6 +10,7 @@ from fedpsa_strategy.server.checkpoint import CheckpointStore
 from server_app.run_dir import RunDir
 from server_app.settings import Settings
 from simulation import cli
+from simulation.experiments import processes as in_processes
 from simulation.experiments import scheduler as scheduling
 from simulation.experiments.catalogue import EXPERIMENTS
 from simulation.experiments.cells import CONTROL, METHODS, Cell
@@ -23,8 +24,9 @@ from simulation.experiments.numbers import (
     interpolated,
 )
 from simulation.experiments.options import Options
+from simulation.experiments.processes import launch_command
 from simulation.experiments.rows import kappa_pairs, version_gaps
-from simulation.experiments.scheduler import Scheduler, State, launch_command
+from simulation.experiments.scheduler import Scheduler, State
 from simulation.experiments.store import CellStore
 from simulation.experiments.watch import Watch
 from support import commands
@@ -375,13 +377,14 @@ def test_failures_are_reported_and_do_not_stop_the_others(
         what = behaviours[str(made.labels["method"])]
         return [sys.executable, "-c", WORK, str(path), settings, what]
 
-    monkeypatch.setattr(scheduling, "launch_command", command)
+    monkeypatch.setattr(in_processes, "launch_command", command)
     monkeypatch.setattr(scheduling, "_PAUSE", 0.02)
     store, display = CellStore(tmp_path), Recorder()
     write_summary(store, cells[3], "completed", accuracy=0.7)
-    scheduler = Scheduler([*cells, cells[1]], store, jobs=2, engine="local", display=display)
+    scheduler = Scheduler([*cells, cells[1]], store)
     assert (scheduler.state.total, scheduler.state.done) == (4, 1)
-    failures = scheduler.run()
+    with in_processes.processes(store, jobs=2, engine="local") as place:
+        failures = scheduler.run(place, display)
     assert failures == {cells[0].id: "a last word", cells[2].id: "ValueError: bad"}
     assert scheduler.state.done == 2
     text = "\n".join(display.lines)

@@ -17,7 +17,7 @@ import psutil
 from safetensors.numpy import load_file
 
 from fedpsa_strategy.server.checkpoint import CheckpointStore
-from simulation.experiments.scheduler import set_options
+from simulation.experiments.processes import set_options
 
 APP = Path(__file__).parents[2]
 SMALL = {

@@ -144,7 +144,7 @@ class ProcessGroup:
         self.log_dir.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as restore:
             restore.enter_context(_orphans_come_to_us())
-            restore.enter_context(_signal_handlers(_raise_exit, keep=(signal.SIGINT,)))
+            restore.enter_context(exit_on_signals())
             self._guard = start_guard(self.token, self._folder)
             self._restore = restore.pop_all()
         return self
@@ -217,6 +217,11 @@ class ProcessGroup:
 
     def _set_hurry(self, _number: int, _frame: FrameType | None) -> None:
         self._hurry.set()
+
+
+def exit_on_signals() -> contextlib.AbstractContextManager[None]:
+    """Have SIGTERM and SIGHUP raise `SystemExit`, unless the caller handles or ignores them."""
+    return _signal_handlers(_raise_exit, keep=(signal.SIGINT,))
 
 
 def _raise_exit(number: int, _frame: FrameType | None) -> None:

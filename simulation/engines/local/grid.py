@@ -1,4 +1,4 @@
-"""A grid that executes the ClientApp itself.
+"""Grids that execute the ClientApp themselves.
 
 Nothing is polled for, so that clients do little else than train. The results are those of Flower's
 engines, bit for bit.
@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
+from typing import Protocol, Self
 
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
@@ -26,8 +27,24 @@ CLIENT_APP = "client_app.app:app"
 _FIRST_NODE_ID = 1000
 
 
-class LocalGrid(Grid):
-    """Virtual nodes on this machine; node number i holds partition i.
+class Pool(Protocol):
+    """What executes messages."""
+
+    def submit(self, message: Message) -> None:
+        """Take a message to be executed as soon as there is room and the node is free."""
+
+    def collect(self, message_ids: Sequence[str]) -> list[Message]:
+        """Return the replies to these messages that are there, each once."""
+
+    def wait(self, timeout: float) -> bool:
+        """Wait until there is a reply that was not there at the last `collect`."""
+
+    def close(self) -> None:
+        """End everything, whatever it is doing."""
+
+
+class VirtualNodes(Grid):
+    """Virtual nodes; node number i holds partition i.
 
     Use it as a context manager, or call `close()`.
 
@@ -37,43 +54,30 @@ class LocalGrid(Grid):
         How many nodes.
     run_config : Mapping[str, bool | int | float | str]
         The run config that the ClientApp sees.
-    workers : int
-        Processes that execute the ClientApp; 0 executes it in this process, one message each time
-        that replies are pulled: for debuggers.
-    app : str (default: "client_app.app:app")
+    app : str
         The ClientApp, as ``module:attribute``.
-    train_here : bool (default: False)
-        Whether this process executes it as well, beside the workers, instead of waiting for them.
+    make_pool : Callable[[Setup], Pool]
+        Makes what executes it.
     """
 
     def __init__(
         self,
         num_nodes: int,
         run_config: Mapping[str, ConfigValue],
-        *,
-        workers: int,
-        app: str = CLIENT_APP,
-        train_here: bool = False,
+        app: str,
+        make_pool: Callable[[Setup], Pool],
     ) -> None:
         if num_nodes < 1:
             raise ValueError(f"num_nodes is {num_nodes}, but must be at least 1")
-        if workers < 0:
-            raise ValueError(f"workers is {workers}, but must be at least 0")
         act_as(SERVER_NODE_ID)
         node_configs = {
             _FIRST_NODE_ID + index: {"partition-id": index, "num-partitions": num_nodes}
             for index in range(num_nodes)
         }
-        setup = Setup(app, node_configs, dict(run_config), given())
         self._node_ids = set(node_configs)
         self._message_ids = map(str, itertools.count(1))
         self._run: Run | None = None
-        self._pool = WorkerPool(min(workers, num_nodes), setup, train_here=train_here)
-
-    @property
-    def worker_pids(self) -> list[int]:
-        """The process ids of the workers; a worker that died is replaced by another."""
-        return self._pool.worker_pids
+        self._pool = make_pool(Setup(app, node_configs, dict(run_config), given()))
 
     def set_run(self, run: Run) -> None:
         """Set the run, which nothing here depends on."""
@@ -156,10 +160,10 @@ class LocalGrid(Grid):
         return replies
 
     def close(self) -> None:
-        """End all workers, whatever they are doing."""
+        """End all work, whatever it is doing."""
         self._pool.close()
 
-    def __enter__(self) -> LocalGrid:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -169,3 +173,43 @@ class LocalGrid(Grid):
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+class LocalGrid(VirtualNodes):
+    """Virtual nodes on this machine.
+
+    Parameters
+    ----------
+    num_nodes, run_config
+        See `VirtualNodes`.
+    workers : int
+        Processes that execute the ClientApp; 0 executes it in this process, one message each time
+        that replies are pulled: for debuggers.
+    app : str (default: "client_app.app:app")
+        The ClientApp, as ``module:attribute``.
+    train_here : bool (default: False)
+        Whether this process executes it as well, beside the workers, instead of waiting for them.
+    """
+
+    def __init__(
+        self,
+        num_nodes: int,
+        run_config: Mapping[str, ConfigValue],
+        *,
+        workers: int,
+        app: str = CLIENT_APP,
+        train_here: bool = False,
+    ) -> None:
+        if workers < 0:
+            raise ValueError(f"workers is {workers}, but must be at least 0")
+
+        def make_pool(setup: Setup) -> Pool:
+            self._workers = WorkerPool(min(workers, num_nodes), setup, train_here=train_here)
+            return self._workers
+
+        super().__init__(num_nodes, run_config, app, make_pool)
+
+    @property
+    def worker_pids(self) -> list[int]:
+        """The process ids of the workers; a worker that died is replaced by another."""
+        return self._workers.worker_pids

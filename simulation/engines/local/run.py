@@ -15,7 +15,7 @@ from server_app.method_settings import SettingsError
 from server_app.settings import Settings
 from server_app.stopping import StopSignals
 from simulation.engines.flower.submit import STOP_REQUEST
-from simulation.engines.local.grid import LocalGrid
+from simulation.engines.local.grid import LocalGrid, VirtualNodes
 from simulation.environment import ConfigValue
 from simulation.errors import LaunchFailed, RunFailed
 
@@ -58,6 +58,30 @@ def run_locally(
         After Ctrl-C, when the run has saved a checkpoint and its results so far, and all workers
         have ended. SIGTERM and SIGHUP do the same with `SystemExit`.
     """
+
+    def open_grid(settings: Settings) -> VirtualNodes:
+        return LocalGrid(
+            settings.num_clients, settings.to_run_config(), workers=workers, train_here=train_here
+        )
+
+    return run_on_grid(run_config, open_grid, stream=stream)
+
+
+def run_on_grid(
+    run_config: Mapping[str, ConfigValue],
+    open_grid: Callable[[Settings], VirtualNodes],
+    *,
+    stream: bool = True,
+) -> dict[str, Any]:
+    """Run the app in this process, on a grid that executes the ClientApp itself.
+
+    Parameters
+    ----------
+    run_config, stream
+        See `run_locally`, also for what is returned and raised.
+    open_grid : Callable[[Settings], VirtualNodes]
+        Makes the grid for the run's settings.
+    """
     try:
         settings = Settings.from_run_config(run_config)
     except SettingsError as error:
@@ -66,21 +90,21 @@ def run_locally(
         with contextlib.suppress(OSError):  # what is wrong with the folder, the run will say
             (Path(settings.run_dir) / STOP_REQUEST).unlink()
     with log_level(logging.INFO if stream else logging.WARNING), StopSignals() as signals:
-        summary = _run(settings, workers, train_here, signals.requested)
+        summary = _run(settings, open_grid, signals.requested)
     if summary["status"] != "completed":
         raise RunFailed(f"The run was {summary['status']}.", summary=summary)
     return summary
 
 
 def _run(
-    settings: Settings, workers: int, train_here: bool, stop_fn: Callable[[], bool]
+    settings: Settings,
+    open_grid: Callable[[Settings], VirtualNodes],
+    stop_fn: Callable[[], bool],
 ) -> dict[str, Any]:
     if settings.step == "compiled":
         log.info("Every worker compiles the training step first: up to a minute, less if cached.")
     try:
-        with LocalGrid(
-            settings.num_clients, settings.to_run_config(), workers=workers, train_here=train_here
-        ) as grid:
+        with open_grid(settings) as grid:
             return run_settings(grid, settings, stop_fn)
     except RunFailed:
         raise

@@ -73,6 +73,17 @@ class Runner:
 
         An exception in the ClientApp becomes an error reply, and leaves the state as it was.
         """
+        try:
+            return self.call(message, state)
+        except Exception:
+            act_as(message.metadata.dst_node_id)
+            error = Error(code=CLIENT_APP_RAISED, reason=traceback.format_exc())
+            return Message(error, reply_to=message), state
+        finally:
+            act_as(SERVER_NODE_ID)
+
+    def call(self, message: Message, state: bytes) -> tuple[Message, bytes]:
+        """Do the same, but let exceptions of the ClientApp through."""
         node_id = message.metadata.dst_node_id
         context = Context(
             run_id=RUN_ID,
@@ -84,14 +95,11 @@ class Runner:
         act_as(node_id)
         try:
             reply = self._app(message=message, context=context)
-            if not isinstance(reply, Message):
-                raise TypeError(f"the ClientApp returned a {type(reply).__name__}, not a Message")
-            return reply, pickle.dumps(context.state)
-        except Exception:
-            error = Error(code=CLIENT_APP_RAISED, reason=traceback.format_exc())
-            return Message(error, reply_to=message), state
         finally:
             act_as(SERVER_NODE_ID)
+        if not isinstance(reply, Message):
+            raise TypeError(f"the ClientApp returned a {type(reply).__name__}, not a Message")
+        return reply, pickle.dumps(context.state)
 
 
 def load_app(reference: str) -> ClientApp:

@@ -24,3 +24,21 @@ def cpu_model() -> str:
         if line.startswith("model name"):
             return " ".join(line.partition(":")[2].split())
     return platform.processor() or platform.machine()
+
+
+def circumstances(engine: str, side_by_side: int) -> dict[str, str | int]:
+    """Return what is noted about how a cell was run.
+
+    Parameters
+    ----------
+    engine : str
+        What simulated its clients.
+    side_by_side : int
+        How many cells ran at a time.
+    """
+    return {
+        "cpu": cpu_model(),
+        "cores": num_cores(),
+        "engine": engine,
+        "side_by_side": side_by_side,
+    }

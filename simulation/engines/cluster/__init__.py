@@ -1,0 +1,1 @@
+"""Ray clusters: what the launcher sends to other machines, and what runs there."""

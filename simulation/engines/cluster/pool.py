@@ -1,0 +1,181 @@
+"""Messages to nodes as Ray tasks: Ray decides where they run, and runs them again if it must."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import ray
+from flwr.app import Error, Message
+
+from simulation.engines.cluster.machines import Resources, counted, num_slots
+from simulation.engines.cluster.tasks import execute
+from simulation.engines.local.pool import CLIENT_APP_CRASHED, Job
+from simulation.engines.local.worker import EMPTY_STATE, Setup
+from simulation.errors import RunFailed
+
+log = logging.getLogger("flwr")
+
+_RETRIES = 3  # of a task whose process or machine is lost
+_MOST_LOSSES = 10  # of one job, beyond Ray's own retries
+_LOOK_SECONDS = 2.0  # between two looks at the size of the cluster
+_WARN_SECONDS = 60.0
+
+
+class RayPool:
+    """Executes messages as Ray tasks on whatever machines the cluster has at the moment.
+
+    A node has one job at a time, because a job starts from the state in which the node's last one
+    left it. For every job that the cluster can work on, one more waits there. Ray executes a task
+    again whose process or machine is lost; a task is a pure function of its message, its state and
+    the node's data, so that nobody notices.
+
+    Parameters
+    ----------
+    setup : Setup
+        What is executed.
+    each : Resources
+        What one job takes.
+    """
+
+    def __init__(self, setup: Setup, each: Resources) -> None:
+        self._setup = setup
+        self._each = each
+        self._execute: Any = ray.remote(execute).options(**each.options, max_retries=_RETRIES)
+        self._shared = ray.put(replace(setup, node_configs={}))
+        self._pending: deque[Job] = deque()
+        self._running: dict[Any, Job] = {}
+        self._states: dict[int, bytes] = {}
+        self._busy_nodes: set[int] = set()
+        self._done: dict[str, Message] = {}
+        self._has_news = False  # whether there are replies since the last `collect`
+        self._slots, self._looked, self._warned = 0, 0.0, 0.0
+        self._closed = False
+
+    def submit(self, message: Message) -> None:
+        """Take a message to be executed as soon as there is room and the node is free."""
+        self._check_open()
+        self._pending.append(Job(message))
+        self._dispatch()
+
+    def collect(self, message_ids: Sequence[str]) -> list[Message]:
+        """Return the replies to these messages that are there, each once.
+
+        Messages that still wait for room are executed in the order of these ids from now on.
+        """
+        rank = {key: place for place, key in enumerate(message_ids)}
+        last = len(rank)
+        self._pending = deque(sorted(self._pending, key=lambda job: rank.get(job.message_id, last)))
+        self._take_arrivals()
+        self._has_news = False
+        return [self._done.pop(key) for key in message_ids if key in self._done]
+
+    def wait(self, timeout: float) -> bool:
+        """Wait until there is a reply that was not there at the last `collect`."""
+        give_up = time.monotonic() + timeout
+        while True:
+            self._take_arrivals(max(0.0, min(give_up - time.monotonic(), _LOOK_SECONDS)))
+            if self._has_news:
+                return True
+            if time.monotonic() >= give_up:
+                return False
+
+    def close(self) -> None:
+        """End all tasks, whatever they are doing."""
+        self._closed = True
+        self._pending.clear()
+        for task in self._running:
+            ray.cancel(task, force=True)
+        self._running.clear()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError("the grid is closed")
+
+    def _dispatch(self) -> None:
+        """Give the cluster as many jobs as it can work on, and as many to go on with."""
+        room = 2 * self._num_slots() - len(self._running)
+        for job in list(self._pending):
+            if room <= 0:
+                return
+            if job.node_id in self._busy_nodes:
+                continue
+            self._pending.remove(job)
+            self._busy_nodes.add(job.node_id)
+            task = self._execute.remote(
+                self._shared,
+                dict(self._setup.node_configs[job.node_id]),
+                job.message,
+                self._states.get(job.node_id, EMPTY_STATE),
+            )
+            self._running[task] = job
+            room -= 1
+
+    def _num_slots(self) -> int:
+        """Return how many jobs the cluster can work on; machines come and go."""
+        now = time.monotonic()
+        if not self._slots or now - self._looked > _LOOK_SECONDS:
+            before, self._slots, self._looked = self._slots, num_slots(self._each), now
+            if before and self._slots != before:
+                log.warning(
+                    "The cluster has room for %s at a time now, not %d",
+                    counted(self._slots, "client"),
+                    before,
+                )
+            if not self._slots and now - self._warned > _WARN_SECONDS:
+                self._warned = now
+                log.warning("No machine of the cluster has %s; waiting for one", self._each)
+        return self._slots
+
+    def _take_arrivals(self, timeout: float = 0.0) -> None:
+        """Take the results that are there, or come within a time, and give out jobs."""
+        self._check_open()
+        if not self._running:
+            self._dispatch()
+        tasks = list(self._running)
+        if not tasks:
+            time.sleep(timeout)
+            return
+        ready, _ = ray.wait(tasks, num_returns=1, timeout=timeout)
+        if ready:
+            ready, _ = ray.wait(tasks, num_returns=len(tasks), timeout=0)
+        for task in ready:
+            self._take(task)
+        self._dispatch()
+
+    def _take(self, task: Any) -> None:
+        job = self._running.pop(task)
+        try:
+            reply, state = ray.get(task)
+        except ray.exceptions.RayTaskError as error:
+            reason = str(error).strip().splitlines()[-1]
+            raise RunFailed(
+                f"The client app {self._setup.app} cannot be executed: {reason}",
+                log_tail=str(error),
+            ) from None
+        except ray.exceptions.WorkerCrashedError:
+            reason = f"its process ended, in {_RETRIES + 1} attempts at this message"
+            error_reply = Error(code=CLIENT_APP_CRASHED, reason=reason)
+            reply, state = Message(error_reply, reply_to=job.message), None
+        except ray.exceptions.RayError as error:
+            self._lost(job, error)
+            return
+        if state is not None:
+            self._states[job.node_id] = state
+        self._done[job.message_id] = reply
+        self._busy_nodes.discard(job.node_id)
+        self._has_news = True
+
+    def _lost(self, job: Job, error: Exception) -> None:
+        """Do a job again that was lost more often than Ray itself tries it."""
+        job.crashes += 1
+        text = str(error).strip().splitlines()[0]
+        if job.crashes >= _MOST_LOSSES:
+            raise RunFailed(f"A task was lost {job.crashes} times: {text}", log_tail=str(error))
+        log.warning("A task was lost and is done again: %s", text)
+        self._busy_nodes.discard(job.node_id)
+        self._pending.appendleft(job)
