@@ -22,6 +22,7 @@ from fedpsa_strategy.server.snapshot import check_fits
 from fedpsa_strategy.server.stop import STOP_REQUESTED
 from fedpsa_strategy.watch.curve import draw_curve
 from fedpsa_strategy.watch.event_log import EventLog, complete_size, read_events
+from fedpsa_strategy.watch.rate import rate_text
 from fedpsa_strategy.watch.status_line import StatusLine
 from fedpsa_strategy.wire.layout import Layout
 from server_app.build import build_experiment, make_task
@@ -238,8 +239,8 @@ def _log_summary(summary: dict[str, Any], path: Path) -> None:
         *(summary[key] for key in ("versions", "uploads", "rejected")),
     )
     log.info(
-        "  speed     %.1f uploads/s, %.0f s",
-        summary["uploads_per_second"] or 0.0,
+        "  speed     %s, %.0f s",
+        rate_text(summary["uploads_per_second"]),
         summary["seconds"],
     )
     log.info("  model     sha256 %s", summary["model_sha256"])

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from fedpsa_strategy.server.clock import DAY
 from fedpsa_strategy.server.events import Event, RunStarted, Waiting
+from fedpsa_strategy.watch.rate import rate_text
 from fedpsa_strategy.watch.run_state import RunState
 
 log = logging.getLogger("flwr")
@@ -121,7 +122,7 @@ class StatusLine:
 
     def line(self) -> str:
         """Return the status line."""
-        run, rate = self.run, self.uploads_per_second or 0.0
+        run = self.run
         left = "?" if self.seconds_left is None else _duration(self.seconds_left)
         moment = f"day {run.time / DAY:.3f}" if self.virtual else _duration(run.time)
         parts = [
@@ -133,7 +134,7 @@ class StatusLine:
             f"κ {_number(run.recent_kappa)}",
             f"staleness {_number(run.recent_staleness)}",
             f"rejected {run.rejected}",
-            f"{rate:.1f} uploads/s",
+            rate_text(self.uploads_per_second),
             f"{left} left",
         ]
         return " | ".join(parts)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
+from fedpsa_strategy.watch.rate import rate_text, readable_rate
 from simulation.experiments.cells import Cell
 from simulation.experiments.estimate import in_words
 from simulation.experiments.scheduler import Running, State
@@ -83,7 +84,7 @@ class PlainDisplay:
             watch = running.watch
             self._write(
                 f"    {running.cell.name}: day {watch.day:.3f} of {watch.days:g},"
-                f" {percent(watch.run.accuracy)}, {watch.uploads_per_second or 0:.1f} uploads/s,"
+                f" {percent(watch.run.accuracy)}, {rate_text(watch.uploads_per_second)},"
                 f" {duration(watch.seconds_left)} left"
             )
 
@@ -151,7 +152,7 @@ class LiveDisplay:
         from rich.text import Text
 
         table = Table(box=None, pad_edge=False, header_style="dim", expand=False)
-        for name in ("method", "dataset", "α", "seed", "", "day", "accuracy", "uploads/s", "left"):
+        for name in ("method", "dataset", "α", "seed", "", "day", "accuracy", "uploads", "left"):
             table.add_column(name, justify="left" if name in ("method", "dataset", "") else "right")
         for running in state.running:
             labels, watch = running.cell.labels, running.watch
@@ -165,7 +166,7 @@ class LiveDisplay:
                 " ".join(str(value) for key, value in labels.items() if key not in usual),
                 f"{watch.day:.3f} / {watch.days:g}",
                 percent(watch.run.accuracy),
-                f"{watch.uploads_per_second or 0:.1f}",
+                "{:.1f}/{}".format(*readable_rate(watch.uploads_per_second)),
                 duration(watch.seconds_left),
             )
         parts = sum(running.watch.share for running in state.running)

@@ -61,6 +61,8 @@ AFTER_SCALED = (".venv/bin/python -m simulation report",)
 
 _RUN = "tests/docs/test_doc_commands_run.py::"
 _METHOD = "tests/test_own_method.py::"
+_CLUSTER = "tests/engines/test_cluster.py::"
+_ON_RAY = "tests/simulation/test_experiments_on_ray.py::"
 _DOCKER = "tests/docker/test_docker_deployment.py::"
 _RECIPE = "tests/docker/test_docker_files.py::test_the_recipe_in_the_docs_makes_what_flower_takes"
 
@@ -83,6 +85,11 @@ BY_TEST = {
     " --app docs/examples/lora": "tests/dropin/test_lora.py::test_it_learns_before_and_after",
     ".venv/bin/python -m simulation run --clients 10 --app docs/examples/scikit_learn": "tests/"
     "dropin/test_scikit_learn.py::test_it_runs_on_ray",
+    ".venv/bin/ray start": _CLUSTER + "test_two_machines_make_the_model_that_one_makes",
+    ".venv/bin/python -m simulation run --ray-address": _CLUSTER
+    + "test_two_machines_make_the_model_that_one_makes",
+    ".venv/bin/python -m simulation reproduce table-accuracy --on ray": _ON_RAY
+    + "test_a_cell_whose_machine_is_lost_goes_on_elsewhere",
     ".venv/bin/tensorboard": _RUN + "test_tensorboard_shows_the_run",
     "flower-superlink --insecure": _RUN + "test_real_nodes",
     "fedpsa-node --insecure": _RUN + "test_real_nodes",

@@ -4,6 +4,7 @@ import pytest
 
 from fedpsa_strategy.server.events import Aggregated, Evaluated, RunStarted, Uploaded, Waiting
 from fedpsa_strategy.watch.curve import draw_curve
+from fedpsa_strategy.watch.rate import rate_text
 from fedpsa_strategy.watch.run_state import area_under_curve
 from fedpsa_strategy.watch.status_line import Limits, StatusLine
 
@@ -117,3 +118,20 @@ def test_the_picture_is_a_png_also_of_an_empty_run():
         for measure in ("accuracy", "loss"):
             picture = draw_curve(curve, title="x", virtual=True, measure=measure)
             assert picture.startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("per_second", "text"),
+    [
+        (None, "0.0 uploads/s"),
+        (0.0, "0.0 uploads/s"),
+        (151.62, "151.6 uploads/s"),
+        (0.1, "0.1 uploads/s"),
+        (0.0999, "6.0 uploads/min"),
+        (1 / 60, "1.0 uploads/min"),
+        (1 / 61, "59.0 uploads/h"),
+        (1 / 7200, "0.5 uploads/h"),
+    ],
+)
+def test_a_slow_rate_is_said_in_a_unit_that_can_be_read(per_second, text):
+    assert rate_text(per_second) == text

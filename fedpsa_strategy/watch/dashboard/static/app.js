@@ -2,7 +2,7 @@
 
 import { Chart } from "./chart.js";
 import {
-  bars, bytes, cells, dots, duration, fixed, html, integer, lines, percent, short, stacks,
+  bars, bytes, cells, dots, duration, fixed, html, integer, lines, percent, rate, short, stacks,
 } from "./charts.js";
 import { drawCurves, zoomed } from "./curves.js";
 import { drawDetail, drawSettings } from "./detail.js";
@@ -165,7 +165,7 @@ function drawTiles(run) {
       : ["Time", duration(run.time, true), share === null ? "no limit in time" : `${percent(share, 0)} done`, done],
     ["Uploads", integer(totals.uploads), `in ${integer(totals.version)} versions`],
     ["Rejected", integer(totals.rejected), `${integer(run.clients.counts.paused ?? 0)} quarantined`],
-    ["Speed", totals.uploads_per_second === null ? "–" : `${totals.uploads_per_second.toFixed(1)} /s`,
+    ["Speed", totals.uploads_per_second === null ? "–" : rate(totals.uploads_per_second),
       !run.start ? "not started" : run.elapsed === null ? "no wall times" : `in ${duration(run.elapsed)}`],
     ["Received", bytes(totals.bytes_up), perUpload],
     ["Sent", bytes(totals.bytes_down), totals.tasks ? `${bytes(totals.bytes_down / totals.tasks)} each` : hasEnded(run) ? "no task" : "no task yet"],

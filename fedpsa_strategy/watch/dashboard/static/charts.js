@@ -31,6 +31,13 @@ export const short = (value) => String(Number(value.toPrecision(3))).replace("-"
 export const percent = (value, digits = 1) =>
   value === null || value === undefined ? "–" : `${(100 * value).toFixed(digits)} %`;
 
+// A rate in the unit in which a person can read it; as fedpsa_strategy/watch/rate.py has it.
+export function rate(perSecond) {
+  if (!perSecond || perSecond >= 0.1) return `${perSecond.toFixed(1)} /s`;
+  if (perSecond * 60 >= 1) return `${(perSecond * 60).toFixed(1)} /min`;
+  return `${(perSecond * 3600).toFixed(1)} /h`;
+}
+
 export function bytes(value) {
   const units = ["B", "kB", "MB", "GB", "TB"];
   let unit = 0;

@@ -1,6 +1,6 @@
 // Curves of several runs over each other, and the staleness of their uploads.
 
-import { duration, fixed, html, integer, percent } from "./charts.js";
+import { duration, fixed, rate, html, integer, percent } from "./charts.js";
 import { $, color, dash, DAY, hasEnded, put, state, titleOf, virtual } from "./state.js";
 
 const AXES = { time: "Virtual time", elapsed: "Wall time", uploads: "Uploads" };
@@ -108,7 +108,7 @@ export function drawCurves(runs, charts, changed) {
       : `No temperature${ended ? "" : " yet"}: it needs a full queue of update norms.`);
   update("kappa", "Mean κ", model("kappa", { high: 1, show: fixed(3) }, (run) => run.series.kappa ?? []),
     others ? "These methods report no κ." : ended ? "No upload had a κ." : "No upload with κ yet.");
-  update("rate", "Uploads per second", model("rate", { low: 0, show: (value) => `${value.toFixed(1)} /s` }, rates),
+  update("rate", "Uploads per second", model("rate", { low: 0, show: rate }, rates),
     runs.every((run) => run.start && run.elapsed === null) ? "The events of these runs carry no wall time."
       : !ended ? "Not enough uploads yet." : none ? "No upload was accepted." : "The run was too short to measure its speed.");
   drawStaleness(runs, charts);
