@@ -50,6 +50,22 @@ def check_fit(
         _check_loss(loss_fn, outputs, targets, recipe)
 
 
+def check_parameters(model: nn.Module) -> None:
+    """Refuse a model without sensitivities; raises ValueError."""
+    trained = [(name, item) for name, item in model.named_parameters() if item.requires_grad]
+    if not trained:
+        raise ValueError(
+            f"the model {type(model).__name__} has no parameters to train: all have "
+            "requires_grad=False"
+        )
+    for name, item in trained:
+        if item.is_complex():
+            raise ValueError(
+                f"parameter {name!r} is {item.dtype}: sketches are of real parameters. Keep its "
+                "real and imaginary parts (torch.view_as_real) in the model instead"
+            )
+
+
 def placed_like(model: nn.Module) -> tuple[str, torch.dtype]:
     """Return the device of a model, and the number format that its floating-point inputs have."""
     parameters = list(model.parameters())
@@ -64,14 +80,18 @@ def _outputs(model: nn.Module, inputs: Tensor, recipe: Mapping[str, Any] | None)
             lambda module, args, name=name: entered.append((name, module, args))
         )
         for name, module in model.named_modules()
-        if not list(module.children())
+        if not list(module.children()) and not isinstance(module, torch.jit.ScriptModule)
     ]
-    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    buffers = [
+        (module, name, buffer, buffer.clone())
+        for module in model.modules()
+        for name, buffer in module.named_buffers(recurse=False)
+    ]
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            outputs = torch.func.functional_call(model, buffers, (inputs,))
+            outputs = model(inputs)
     except Exception as error:  # anything may come out of somebody's forward pass
         raise ValueError(_inputs_text(inputs, recipe, entered, error)) from error
     finally:
@@ -79,6 +99,10 @@ def _outputs(model: nn.Module, inputs: Tensor, recipe: Mapping[str, Any] | None)
             module.training = mode
         for hook in hooks:
             hook.remove()
+        for module, name, buffer, values in buffers:  # some models write into them even now
+            if getattr(module, name) is not buffer:
+                setattr(module, name, buffer)
+            buffer.copy_(values)
     return outputs
 
 

@@ -156,9 +156,13 @@ def _obstacle(model: nn.Module, error: Exception) -> Obstacle:
         if isinstance(owner, nn.Module) and owner in names:
             found = owner
         frame = frame.tb_next
-    if found is None:  # in the backward pass: only these fail there
-        sparse = (m for m in names if getattr(m, "sparse", False))
-        found = next(sparse, None)
+    if found is None:  # these fail elsewhere: in the backward pass, or before the first one
+        suspects = (
+            module
+            for module in names
+            if getattr(module, "sparse", False) or isinstance(module, torch.jit.ScriptModule)
+        )
+        found = next(suspects, None)
     if found is None:
         place = "its backward pass or loss"
     elif found is model:

@@ -16,7 +16,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord
 from torch import Tensor, nn
 
 from fedpsa_strategy.probe.calibration import Calibration, fingerprint
-from fedpsa_strategy.probe.check import check_fit, placed_like
+from fedpsa_strategy.probe.check import check_fit, check_parameters, placed_like
 from fedpsa_strategy.probe.sensitivity import num_trainable, sensitivity, trainable_vector
 from fedpsa_strategy.probe.sketch import Sketch
 from fedpsa_strategy.probe.state_dicts import (
@@ -125,6 +125,7 @@ class Probe:
             "vocabulary": vocabulary,
             "target_shape": tuple(target_shape),
         }
+        check_parameters(model)
         sketch = Sketch(num_trainable(model), dim, sketch_seed, kind)  # type: ignore[arg-type]
         batch = Calibration.gaussian(**recipe)
         probe = cls(batch, sketch, signal, loss_fn, recipe)

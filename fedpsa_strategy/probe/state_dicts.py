@@ -68,9 +68,12 @@ def part_of(
     ValueError
         If the model has no tensors of some of these names, or `state_fn` returns copies.
     """
-    own = model.state_dict()
+    # Without what modules keep beside tensors (`get_extra_state`).
+    own = {name: item for name, item in model.state_dict().items() if isinstance(item, Tensor)}
     trained = set(trainable_keys(model))
-    offered = _own_names(own, own if state_fn is None else state_fn(model))
+    offered = {name: name for name in own}
+    if state_fn is not None:
+        offered = _own_names(own, state_fn(model))
     if keys is None:
         frozen = dict(model.named_parameters(remove_duplicate=False)).keys() - trained
         chosen = {
@@ -223,8 +226,6 @@ def fingerprint_of_rest(model: nn.Module, part: Part) -> str:
 
 def _own_names(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> dict[str, str]:
     """Return, for the names under which tensors travel, those in the state dict."""
-    if tensors is own:
-        return {name: name for name in own}
     by_place = {_place(tensor): name for name, tensor in own.items()}
     names = {name: by_place.get(_place(tensor)) for name, tensor in tensors.items()}
     if copies := [name for name, found in names.items() if found is None]:

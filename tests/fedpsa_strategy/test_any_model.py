@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from fedpsa_strategy import Probe
+from fedpsa_strategy import Probe, arrays_of
 from fedpsa_strategy.probe import per_sample
 from fedpsa_strategy.probe.sensitivity import sensitivity
 
@@ -201,6 +201,135 @@ def test_a_sample_that_takes_no_part(caplog):
     share = gradients.sum(0) / total * value - 0.5 * (gradients**2).sum(0) / total * value**2
     found = sensitivity(model, inputs, targets)
     torch.testing.assert_close(found.double(), share.abs().detach(), rtol=1e-5, atol=1e-9)
+
+
+class Own(torch.autograd.Function):
+    """As people write it who never heard of torch.func."""
+
+    @staticmethod
+    def forward(context, x, scale):
+        context.save_for_backward(x, scale)
+        return x * scale
+
+    @staticmethod
+    def backward(context, gradient):
+        x, scale = context.saved_tensors
+        return gradient * scale, (gradient * x).sum(0)
+
+
+class OwnFunction(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale, self.head = nn.Parameter(torch.randn(5)), nn.Linear(5, CLASSES)
+
+    def forward(self, x):
+        return self.head(Own.apply(x, self.scale))
+
+
+class Experts(nn.Module):
+    """Which expert a sample goes to depends on the sample."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate = nn.Linear(5, 2)
+        self.experts = nn.ModuleList([nn.Linear(5, CLASSES), nn.Linear(5, CLASSES)])
+
+    def forward(self, x):
+        weights = self.gate(x).softmax(1)
+        outputs = x.new_zeros(len(x), CLASSES)
+        for number, expert in enumerate(self.experts):
+            chosen = weights.argmax(1) == number
+            part = expert(x[chosen]) * weights[chosen, number : number + 1]
+            outputs = outputs.index_put((chosen.nonzero()[:, 0],), part)
+        return outputs
+
+
+class ExtraState(nn.Linear):
+    """Keeps more than tensors in its state dict, as quantised layers do."""
+
+    def get_extra_state(self):
+        return {"scale": 0.5}
+
+    def set_extra_state(self, state):
+        raise AssertionError("nobody sends it")
+
+
+def plain():
+    return nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, CLASSES))
+
+
+STRANGE = {
+    "own autograd function": OwnFunction,
+    "mixture of experts": Experts,
+    "extra state": lambda: nn.Sequential(ExtraState(5, 4), nn.Linear(4, CLASSES)),
+    "data parallel": lambda: nn.DataParallel(plain()),
+    "scripted": lambda: torch.jit.script(plain()),
+    "traced": lambda: torch.jit.trace(plain(), torch.zeros(2, 5)),
+    "weight norm": lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(5, 3))),
+    "bfloat16 below float32": lambda: MixedFormats(),
+}
+
+
+class MixedFormats(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(5, 4).bfloat16(), nn.Linear(4, CLASSES)
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.body(x)).float())
+
+
+@pytest.mark.parametrize("name", STRANGE)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_what_else_people_bring(name):
+    torch.manual_seed(0)
+    model = STRANGE[name]()
+    probe = Probe.gaussian(model, (5,), num_classes=CLASSES, size=16)
+    batch = probe.calibration.tensors("cpu", next(model.parameters()).dtype)
+    expected = definition(model, *batch).float()
+    error = (sensitivity(model, *batch) - expected).norm() / expected.norm()
+    assert error < (2e-2 if name.startswith("bfloat16") else 1e-5)
+    assert probe.sketch_fn(STRANGE[name]())(arrays_of(model)) == probe(model)
+
+
+def test_a_scripted_model_is_named(caplog):
+    sensitivity(torch.jit.script(plain()), torch.randn(4, 5), torch.arange(4) % CLASSES)
+    assert "its own forward pass does not work on many" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("model", "text"),
+    [
+        (nn.Linear(5, 3).requires_grad_(False), "Linear has no parameters to train"),
+        (nn.Linear(5, 3, dtype=torch.complex64), "'weight' is torch.complex64.*view_as_real"),
+        (nn.LazyLinear(3), "uninitialized parameter"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Lazy modules")
+def test_models_that_have_no_sensitivities(model, text):
+    with pytest.raises(ValueError, match=text):
+        Probe.gaussian(model, (5,), num_classes=3)
+
+
+def test_looking_at_a_model_leaves_its_buffers_alone():
+    class Counting(nn.Linear):
+        def __init__(self):
+            super().__init__(5, CLASSES)
+            self.register_buffer("calls", torch.zeros(()))
+            self.register_buffer("last", torch.zeros(CLASSES))
+
+        def forward(self, x):
+            self.calls += 1
+            outputs = super().forward(x)
+            self.last = outputs[0].detach()
+            return outputs
+
+    model = Counting()
+    last = model.last
+    Probe.gaussian(model, (5,), num_classes=CLASSES)
+    assert float(model.calls) == 0
+    assert model.last is last
+    assert not last.any()
 
 
 # --- Outputs that are no tensor ----------------------------------------------------------------
