@@ -55,7 +55,7 @@ def become(
         # Whoever has waited too long has gone, and started the ordinary way.
         if connection.recv(1) != bytes([RUN]):
             os._exit(0)
-    except (OSError, ValueError, LookupError):
+    except (OSError, ValueError, LookupError, TypeError):
         os._exit(1)
     _take_over(request, descriptors)
     # Its only other sign of being what it is; the command line is that of the warm process.

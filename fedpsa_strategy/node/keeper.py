@@ -38,12 +38,20 @@ def keep(folder: Path, listener: socket.socket, lifeline: int) -> CodeType:
         A file descriptor that can be read when the SuperNode has ended.
     """
     settings = NodeSettings.read(folder)
+    asked: list[int] = []
     before = {
-        number: signal.signal(number, lambda *_: _end(folder))
+        number: signal.signal(number, lambda number, _: asked.append(number))
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         if signal.getsignal(number) != signal.SIG_IGN
     }
     wakeups = Wakeups()
+
+    def over(timeout: float | None = None) -> bool:
+        """Wait until something happens, and return whether that is the end."""
+        ready, _, _ = select.select([lifeline, wakeups.reader], [], [], timeout)
+        wakeups.drain()
+        return lifeline in ready or bool(asked)
+
     pause = 0.0
     while True:
         set_state(folder, STARTING)
@@ -54,37 +62,31 @@ def keep(folder: Path, listener: socket.socket, lifeline: int) -> CodeType:
             for number, handler in before.items():
                 signal.signal(number, handler)
             return serve(folder, listener, lifeline, settings)
-        code = _wait(pid, lifeline, wakeups)
-        if code is None:
-            os.kill(pid, signal.SIGKILL)
-            _end(folder)
+        while (code := _exit_code(pid)) is None:
+            if over():
+                os.kill(pid, signal.SIGKILL)
+                _end(folder)
         if code == CANNOT:
             set_state(folder, DOWN)
             listener.close()
-            select.select([lifeline], [], [])
+            while not over():
+                pass
             _end(folder)
         if code != STALE:
             lasted = time.monotonic() - started
             pause = 0.0 if lasted > _LONGEST_PAUSE else min(_LONGEST_PAUSE, 2 * pause + 1)
             say(f"the warm process ended (exit code {code}); a new one starts in {pause:g} s")
             set_state(folder, DOWN)
-            if select.select([lifeline], [], [], pause)[0]:
+            if over(pause):
                 _end(folder)
 
 
-def _wait(pid: int, lifeline: int, wakeups: Wakeups) -> int | None:
-    """Wait for the warm process to end, and return its exit code; None if the SuperNode did."""
-    while True:
-        ready, _, _ = select.select([lifeline, wakeups.reader], [], [])
-        if lifeline in ready:
-            return None
-        wakeups.drain()
-        ended, status = os.waitpid(pid, os.WNOHANG)
-        if ended:
-            return os.waitstatus_to_exitcode(status)
+def _exit_code(pid: int) -> int | None:
+    ended, status = os.waitpid(pid, os.WNOHANG)
+    return os.waitstatus_to_exitcode(status) if ended else None
 
 
 def _end(folder: Path) -> NoReturn:
-    # The warm process has the lifeline too. What it has forked ends as Flower's processes do.
+    # What the warm process has forked ends as Flower's processes do.
     shutil.rmtree(folder, ignore_errors=True)
     os._exit(0)

@@ -280,9 +280,7 @@ def test_tls_and_node_keys(checkout):
         node_id = re.search(r"\d{15,}", printed)[0]
         replaced = {"fl.example.org:9092": f"localhost:{fleet}", "/srv/data.npz": "data.npz"}
         node = checkout.start(
-            activate
-            + block(page, "fedpsa-node", **replaced).rstrip()
-            + f" --port {free_port()}\n"
+            activate + block(page, "fedpsa-node", **replaced).rstrip() + f" --port {free_port()}\n"
         )
         listing = activate + "flwr supernode list federation"
         give_up = time.monotonic() + 120
