@@ -219,7 +219,9 @@ def fingerprint_of_rest(model: nn.Module, part: Part) -> str:
         digest = hashlib.blake2b(digest_size=16)
         for name, tensor in sorted(part.rest.items()):
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
-            digest.update(np.ascontiguousarray(as_array(tensor)).data)
+            # As bytes: there are number formats that NumPy does not know.
+            flat = tensor.detach().cpu().contiguous().reshape(-1)
+            digest.update(flat.view(torch.uint8).numpy().data)
         known = _hashes[model] = (state, digest.hexdigest())
     return known[1]
 

@@ -365,6 +365,19 @@ def test_the_hash_of_the_base_is_kept_until_the_base_changes(monkeypatch):
     assert fingerprint_of_rest(nn.Linear(2, 2), part_of(nn.Linear(2, 2))) == ""
 
 
+@pytest.mark.parametrize(
+    "dtype", [torch.bool, torch.int8, torch.bfloat16, torch.float8_e4m3fn, torch.complex64]
+)
+def test_a_base_in_any_number_format(dtype):
+    def fingerprint(*values):
+        model = nn.Linear(2, 2)
+        model.register_buffer("base", torch.tensor(values).to(dtype))
+        model.register_buffer("empty", torch.zeros(0, 3))
+        return fingerprint_of_rest(model, part_of(model, ["weight", "bias"]))
+
+    assert fingerprint(1.0, 0.0) == fingerprint(1.0, 0.0) != fingerprint(0.0, 1.0)
+
+
 def test_the_mod_refuses_a_reply_with_other_arrays():
     def behaviour_with(change):
         app = ClientApp(mods=[fedpsa_mod(adapted)])
