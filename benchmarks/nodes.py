@@ -63,6 +63,7 @@ def timed_app(folder: Path) -> Path:
         shutil.copytree(
             ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__")
         )
+    shutil.copyfile(ROOT / "LICENSE", folder / "LICENSE")  # which its bundle must hold
     text = (ROOT / "pyproject.toml").read_text()
     (folder / "pyproject.toml").write_text(
         text.replace("client_app.app:app", "client_app.timed:app")

@@ -58,6 +58,7 @@ def copy_app(folder, files, client_app="client_app.app:app"):
         shutil.copytree(APP / package, folder / package, ignore=ignore)
     text = (APP / "pyproject.toml").read_text()
     assert '"client_app.app:app"' in text
+    shutil.copyfile(APP / "LICENSE", folder / "LICENSE")  # which its bundle must hold
     (folder / "pyproject.toml").write_text(text.replace('"client_app.app:app"', f'"{client_app}"'))
     for name, content in files.items():
         (folder / name).write_text(content)
