@@ -54,12 +54,17 @@ def measure(method: str, dataset: str, data_dir: str, **settings: Any) -> Traffi
 
 
 def accuracy(
-    dataset: str, width: float, days: float, seeds: Sequence[int], data_dir: str
+    dataset: str,
+    width: float,
+    days: float,
+    seeds: Sequence[int],
+    formats: Sequence[str],
+    data_dir: str,
 ) -> dict[str, Any]:
-    """Return the final accuracies with every number format."""
+    """Return the final accuracies with each of the number formats."""
     usual: dict[str, Any] = {"lr": 0.1, "batch-size": 16} if dataset == "digits" else {}
     found: dict[str, Any] = {}
-    for update_dtype in UPDATE_DTYPES:
+    for update_dtype in formats:
         runs = []
         for seed in seeds:
             with tempfile.TemporaryDirectory() as folder:
@@ -86,7 +91,7 @@ def accuracy(
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, and write the page."""
     options = parser("benchmarks.traffic", __doc__ or "")
-    options.add_argument("--datasets", nargs="+", default=["digits", "fmnist", "mnist"])
+    options.add_argument("--datasets", nargs="*", default=["digits", "fmnist", "mnist"])
     options.add_argument("--data-dir", default="", help="where the datasets' files are")
     options.add_argument(
         "--accuracy",
@@ -96,12 +101,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         help="also the accuracies, with models of that width",
     )
     options.add_argument("--seeds", type=int, default=3)
+    options.add_argument("--formats", nargs="+", default=UPDATE_DTYPES, choices=UPDATE_DTYPES)
+    options.add_argument("--label", default="", help="word behind the page's name")
     parsed = options.parse_args(arguments)
     logging.getLogger("flwr").setLevel(logging.WARNING)
     command = "python -m benchmarks.traffic --datasets " + " ".join(parsed.datasets)
     if parsed.accuracy:
         command += " --accuracy " + " ".join(parsed.accuracy)
-    report = Report("traffic", "Bytes per update", command)
+    if parsed.label:
+        command += f" --seeds {parsed.seeds} --formats " + " ".join(parsed.formats)
+    report = Report("traffic", "Bytes per update", command, parsed.label)
     report.text(
         "What the records of a train message and of its reply hold: arrays with NumPy's headers, "
         "names and numbers. FedPSA's own part is its difference to FedBuff: what a node needs to "
@@ -115,7 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for method, kind in METHODS.items()
             if not (kind.needs_head and dataset == "fmnist")  # its model has no encoder
         }
-        for update_dtype in UPDATE_DTYPES[1:]:
+        for update_dtype in parsed.formats[1:]:
             found[f"fedpsa, {update_dtype}"] = measure(
                 "fedpsa", dataset, parsed.data_dir, **{"update-dtype": update_dtype}
             )
@@ -139,7 +148,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 100 * (ours.down + ours.up - base.down - base.up) / base.up,
                 0.1,
             )
-    report.table("", ["dataset", "method", "down", "up", "against FedBuff, both ways"], rows)
+    if rows:
+        report.table("", ["dataset", "method", "down", "up", "against FedBuff, both ways"], rows)
     report.data("traffic", data)
     accuracies = {}
     for text in parsed.accuracy:
@@ -147,7 +157,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         dataset, _, width = model.partition(":")
         wide = f" (model-width {width})" if width else ""
         seeds = range(parsed.seeds)
-        found_here = accuracy(dataset, float(width or 1), float(days), seeds, parsed.data_dir)
+        found_here = accuracy(
+            dataset, float(width or 1), float(days), seeds, parsed.formats, parsed.data_dir
+        )
         accuracies[text] = found_here
         exact = [run["accuracy"] for run in found_here["float32"]]
         report.table(
