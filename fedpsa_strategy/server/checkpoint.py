@@ -13,6 +13,7 @@ import logging
 import time
 import zipfile
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -205,11 +206,13 @@ def load(path: Path) -> dict[str, Any]:
 def pack(state: Mapping[str, Any]) -> bytes:
     """Return a tree of plain values and arrays as bytes."""
     arrays: dict[str, Any] = {}
+    places: dict[int, str] = {}  # each once: a model may stand in several places
 
     def plain(value: Any) -> Any:
         if isinstance(value, np.ndarray):
-            arrays[str(len(arrays))] = value
-            return {_ARRAY: str(len(arrays) - 1)}
+            place = places.setdefault(id(value), str(len(arrays)))
+            arrays[place] = value
+            return {_ARRAY: place}
         if isinstance(value, Mapping):
             return {key: plain(item) for key, item in value.items()}
         if isinstance(value, list | tuple):
@@ -226,11 +229,12 @@ def pack(state: Mapping[str, Any]) -> bytes:
 def unpack(data: bytes) -> dict[str, Any]:
     """Return what `pack` was given (tuples as lists)."""
     with np.load(io.BytesIO(data), allow_pickle=False) as archive:
+        read = cache(archive.__getitem__)
 
         def rich(value: Any) -> Any:
             if isinstance(value, dict):
                 if value.keys() == {_ARRAY}:
-                    return archive[value[_ARRAY]]
+                    return read(value[_ARRAY])
                 return {key: rich(item) for key, item in value.items()}
             return [rich(item) for item in value] if isinstance(value, list) else value
 
