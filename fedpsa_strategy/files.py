@@ -14,7 +14,7 @@ PRIVATE = 0o600
 """The mode of files that only their owner may read."""
 
 PUBLIC = 0o644
-"""The mode of files that everybody may read."""
+"""The mode of files that all users may read."""
 
 
 def write_atomically(path: Path, *parts: bytes | str, mode: int | None = None) -> None:

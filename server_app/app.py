@@ -41,7 +41,7 @@ log = logging.getLogger("flwr")
 
 app = ServerApp()
 
-# Flower gives a signal once and may hold up the run's thread: it must not wait for ever.
+# Flower gives a signal once and may hold up the run's thread: it must not wait forever.
 _PATIENCE = 2.5
 
 
@@ -64,7 +64,7 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def _note_refusal(path: object, error: str) -> None:
-    """Leave the reason in the run's folder, where whoever started the run looks for it."""
+    """Leave the reason in the run's folder, where the user looks for it."""
     if isinstance(path, str) and path:
         # A folder that holds a run stays as it is, and one that cannot be made is no news.
         with suppress(OSError, ValueError, RunDirError), RunDir(Path(path)) as run_dir:
@@ -83,7 +83,7 @@ def run_settings(
     settings : Settings
         What to run.
     stop_fn : Callable[[], bool] | None (default: None)
-        Asked about twice a second; the run ends in good order when it returns True, or when there
+        Asked about twice a second; the run ends cleanly when it returns True, or when there
         is a file `stop-requested` in its folder.
     """
     if not settings.run_dir:

@@ -233,8 +233,8 @@ def make_probe(method: Sketched, task: LearningTask, model: nn.Module, kind: Kin
     data = own() if callable(own) else None
     if data is None:
         raise ValueError(
-            "calibration='real' needs samples that nobody trains or tests on: give the task a "
-            "function calibration_data() that returns inputs and targets"
+            "calibration='real' needs samples that are used neither for training nor for tests: "
+            "give the task a function calibration_data() that returns inputs and targets"
         )
     shard = as_shard(data, "calibration_data")
     generator = np.random.Generator(np.random.Philox(method.calibration_seed))

@@ -39,7 +39,7 @@ class _BeforeMethods:
     )
     num_clients: int = setting(
         50,
-        "clients; with the virtual clock exactly so many nodes must take part",
+        "clients; with the virtual clock exactly this many nodes must take part",
         least=1,
         most=1_000_000,
     )
@@ -135,26 +135,26 @@ class _BeforeMethods:
     latency_min: int = setting(10, "shortest response time in virtual units", least=1)
     latency_max: int = setting(500, "longest response time in virtual units", least=1)
     latency_per: str = setting(
-        "client", "drawn once per client, or anew per task", choices=("client", "task")
+        "client", "drawn once per client, or again for each task", choices=("client", "task")
     )
 
     # When it ends, and what is looked at on the way
-    num_server_rounds: int = setting(0, "stop after so many versions; 0: no such limit", least=0)
+    num_server_rounds: int = setting(0, "stop after this many versions; 0: no limit", least=0)
     virtual_days: float = setting(
-        10.0, "stop after so many virtual days of 86,400 units; 0: no such limit", least=0
+        10.0, "stop after this many virtual days of 86,400 units; 0: no limit", least=0
     )
-    time_limit: float = setting(0.0, "stop after so many real seconds; 0: no such limit", least=0)
+    time_limit: float = setting(0.0, "stop after this many real seconds; 0: no limit", least=0)
     target_accuracy: float = setting(
-        0.0, "stop at this test accuracy; 0: no such limit", least=0, most=1
+        0.0, "stop at this test accuracy; 0: no limit", least=0, most=1
     )
     evaluate_every: int = setting(
         0,
-        "test every so many versions; 0: the task's own (digits 5, others 10)",
+        "versions between two tests; 0: the task's own (digits 5, others 10)",
         least=1,
         zero="the task's own",
     )
     evaluate_interval: float = setting(
-        0.0, "test every so many units of the clock instead; 0: by versions", least=0
+        0.0, "units of the clock between two tests; 0: by versions", least=0
     )
 
 
@@ -189,7 +189,7 @@ class Declared(_MethodSettings):
 
     # Nodes that fail
     min_nodes: int = setting(
-        0, "wall clock: wait for so many nodes before starting; 0: num-clients", least=0
+        0, "wall clock: nodes to wait for before starting; 0: num-clients", least=0
     )
     node_timeout: float = setting(120.0, "seconds to wait for nodes before giving up", above=0)
     reply_timeout: float = setting(
@@ -210,22 +210,22 @@ class Declared(_MethodSettings):
     overdue_factor: float = setting(
         5.0,
         "wall clock: a client is overdue, and its slot goes to another one, after the median"
-        " response time and so many median deviations; 0: never",
+        " response time plus this many median deviations; 0: never",
         least=0,
     )
     overdue_floor: float = setting(30.0, "seconds before which no client is overdue", above=0)
     overdue_ceiling: float = setting(1800.0, "seconds after which every client is overdue", above=0)
 
-    max_update_norm: float = setting(0.0, "largest norm of an update; 0: no such limit", least=0)
+    max_update_norm: float = setting(0.0, "largest norm of an update; 0: no limit", least=0)
     max_update_ratio: float = setting(
-        0.0, "largest multiple of the clients' median norm; 0: no such limit", least=0
+        0.0, "largest multiple of the clients' median norm; 0: no limit", least=0
     )
     norm_action: str = setting(
         "reject", "what happens to larger updates", choices=("reject", "clip")
     )
 
     max_staleness: int = setting(
-        0, "ignore updates that are so many versions stale, or more; 0: no such limit", least=0
+        0, "ignore updates that are this many versions stale, or more; 0: no limit", least=0
     )
 
     # Privacy
@@ -239,24 +239,24 @@ class Declared(_MethodSettings):
     dp_max_participations: int = setting(
         0, "how often a client may take part at most, which bounds ε", least=0
     )
-    dp_delta: float = setting(1e-5, "the δ for which ε is told", above=0, most=0.5)
+    dp_delta: float = setting(1e-5, "the δ for which ε is reported", above=0, most=0.5)
     dp_noise_seed: int = setting(
         0,
-        "for experiments: a seed makes the noise predictable, so that it protects nobody; 0: it is "
+        "for experiments: a seed makes the noise predictable, and thereby worthless; 0: it is "
         "secret",
         least=0,
     )
 
     # Checkpoints
     checkpoint_versions: int = setting(
-        0, "save the run's state every so many versions; 0: not by versions", least=0
+        0, "versions between two checkpoints; 0: not by versions", least=0
     )
     checkpoint_seconds: float = setting(
-        30.0, "save the run's state every so many real seconds; 0: not by time", least=0
+        30.0, "real seconds between two checkpoints; 0: not by time", least=0
     )
     checkpoint_keep: int = setting(2, "checkpoints that are kept", least=1)
     resume: str = setting(
-        "", "true: go on from the newest checkpoint in run-dir; or the path of a run or checkpoint"
+        "", "true: resume from the newest checkpoint in run-dir; or the path of a run or checkpoint"
     )
 
     # Places

@@ -53,13 +53,13 @@ def _reasons(settings: Settings) -> dict[str, str]:
     )
     note(settings.clock == "virtual", "with clock 'virtual' all num-clients take part", "min-nodes")
     overdue = ("overdue-factor", "overdue-floor", "overdue-ceiling")
-    note(settings.clock == "virtual", "with clock 'virtual' nobody is late", *overdue)
+    note(settings.clock == "virtual", "with clock 'virtual' no client is late", *overdue)
     note(settings.clock == "virtual", "clock is 'virtual'", "queued-per-node")
     everybody = settings.fraction_train == 1 or settings.max_in_flight >= settings.num_clients
     note(not everybody, "not all nodes are kept busy (fraction-train=1.0)", "queued-per-node")
     note(
         settings.method.rounds,
-        f"strategy {settings.strategy!r} waits for everybody",
+        f"strategy {settings.strategy!r} waits for all of its clients",
         *overdue,
         "queued-per-node",
     )

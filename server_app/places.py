@@ -1,4 +1,4 @@
-"""Where a run's folder goes when nobody says so, and what it is called."""
+"""Where a run's folder goes by default, and what it is called."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def why_not_private(settings: Settings) -> str:
         )
     if settings.clock == "wall" and settings.checkpoint_versions != 1:
         return (
-            f"{wanted} with clock 'wall' needs checkpoint-versions = 1: a run that went on from an "
+            f"{wanted} with clock 'wall' needs checkpoint-versions = 1: a run that resumed from an "
             "older checkpoint would not know which versions clients have seen"
         )
     return ""

@@ -1,4 +1,4 @@
-"""What a run goes on from, and when it may not."""
+"""What a run resumes from, and when it may not."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def checkpoint_store(settings: Settings, folder: Path) -> CheckpointStore:
 
 
 def load_checkpoint(settings: Settings) -> dict[str, Any]:
-    """Return the checkpoint to go on from, if the settings still fit it; nothing is written.
+    """Return the checkpoint to resume from, if the settings still fit it; nothing is written.
 
     Raises
     ------
@@ -63,7 +63,7 @@ def _check_limits(limits: Limits, saved: dict[str, Any], summary: dict[str, Any]
         if limit is not None and (limit < done or (completed and limit == done)):
             raise SettingsError(
                 f"{key} = {limit / unit:g}: the run is at {done / unit:g} already; set {key} above "
-                "that to go on, or leave the run as it is"
+                "that to resume, or leave the run as it is"
             )
 
 

@@ -1,4 +1,4 @@
-"""What somebody meant who wrote a key that does not exist."""
+"""What a key that does not exist was probably meant to be."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _SYNONYMS = {
 
 
 def similar_keys(key: str, known: Iterable[str]) -> list[str]:
-    """Return the one or two of the `known` keys that somebody who wrote `key` may have meant."""
+    """Return the one or two of the `known` keys that `key` may have been meant to be."""
     names = {name.removeprefix("method.").lower().replace("_", "-"): name for name in known}
     names |= {word: names[name] for word, name in _SYNONYMS.items() if name in names}
     plain = re.sub(r"[\s_.]+", "-", key.strip().lower())
@@ -51,6 +51,6 @@ def similar_keys(key: str, known: Iterable[str]) -> list[str]:
 
 
 def hint_for(key: str, known: Iterable[str], otherwise: str) -> str:
-    """Return what to say to somebody who wrote a `key` that is not `known`."""
+    """Return what to say about a `key` that is not `known`."""
     similar = " or ".join(similar_keys(key, known))
     return f"did you mean {similar}?" if similar else otherwise

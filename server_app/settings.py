@@ -58,7 +58,7 @@ _WITH_ENCODER = ("digits", "mnist", "cifar10", "cifar100")
 # How many samples there are to share out, those for testing included.
 _SAMPLES = {"digits": 1797, "mnist": 70_000, "fmnist": 70_000, "cifar10": 60_000}
 _SAMPLES["cifar100"] = _SAMPLES["cifar10"]
-# The packages of this repository: none of them is somebody's own task.
+# The packages of this repository: none of them is a user's own task.
 _OUR_PACKAGES = (
     "benchmarks",
     "client_app",
@@ -146,7 +146,7 @@ class Settings(Declared):
 
     @property
     def decisive_method_settings(self) -> str:
-        """The settings of somebody's own method that are not at their defaults, in one form."""
+        """The settings of a user's own method that are not at their defaults, in one form."""
         if is_ours(self.strategy):
             return ""
         changed = {

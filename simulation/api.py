@@ -142,7 +142,7 @@ def simulate(
 
 
 def load(folder: Path | str) -> Run:
-    """Return a run of before, in its folder.
+    """Return an earlier run, from its folder.
 
     Raises
     ------

@@ -81,7 +81,7 @@ def check_keys(run_config: Mapping[str, ConfigValue], defaults: Mapping[str, Con
 
 
 def _own_settings(strategy: str) -> list[str]:
-    """Return the settings of somebody's own method, as the command line takes them."""
+    """Return the settings of a user's own method, as the command line takes them."""
     from fedpsa_strategy.methods.registry import MethodError, find_method, is_ours
 
     if not strategy or is_ours(strategy):

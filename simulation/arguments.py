@@ -80,7 +80,7 @@ def ray_address_option(what: str) -> Callable[[Callable[..., Any]], Callable[...
 
 
 def folded(pairs: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Return settings with those of somebody's own method, ``method.KEY``, in one of them.
+    """Return settings with those of a user's own method, ``method.KEY``, in one of them.
 
     Flower takes only keys that an app declares; `method-settings` is declared for the others.
     """

@@ -103,7 +103,7 @@ def _common(function: Callable[..., Any]) -> Callable[..., Any]:
     epilog=examples(
         "fedpsa run --clients 50 --set virtual-days=0.25",
         "fedpsa run --engine local --set strategy=fedbuff --set dataset=fmnist",
-        "fedpsa run --run-dir runs/mine --set resume=true      # go on where it was stopped",
+        "fedpsa run --run-dir runs/mine --set resume=true      # resume where it was stopped",
         "fedpsa run --preset paper-fmnist --preset skew-strong --name skewed --tag report",
         "fedpsa run --preset quick --set lr=0.01,0.1 --seeds 0-2 --jobs 2      # a sweep",
         "fedpsa run --preset quick --show-config > my.toml",

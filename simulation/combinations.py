@@ -49,7 +49,7 @@ def values(key: str, text: str, strategy: str = "") -> list[str]:
     Parameters
     ----------
     key : str
-        The setting, or ``method.KEY`` of somebody's own method.
+        The setting, or ``method.KEY`` of a user's own method.
     text : str
         What stands behind it.
     strategy : str (default: "")

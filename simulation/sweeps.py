@@ -90,7 +90,7 @@ class Sweep:
                 ):
                     failed = scheduler.run(place, display)
             except (KeyboardInterrupt, SystemExit):
-                click.echo("All runs have ended; the same command goes on from here.", err=True)
+                click.echo("All runs have ended; the same command resumes from here.", err=True)
                 raise
         found = self.comparison()
         if as_json:

@@ -156,5 +156,5 @@ def _loss(loss_fn: LossFn, outputs: Any, logits: Tensor, targets: Tensor) -> flo
                 changed["logits"] = logits
         with torch.no_grad():
             return float(loss_fn(changed, targets).double().sum())
-    except Exception:  # anything may come out of somebody's loss
+    except Exception:  # anything may come out of a user's loss
         return None

@@ -112,7 +112,7 @@ def _outputs(model: nn.Module, x: Tensor, what: str) -> Any:
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             outputs = torch.func.functional_call(model, buffers, (x.clone(),))
-    except Exception as error:  # anything may come out of somebody's forward pass
+    except Exception as error:  # anything may come out of a user's forward pass
         raise TaskError(
             f"{what}: the model of make_model cannot take inputs {kind_text(x)}: {error}"
         ) from error
@@ -134,7 +134,7 @@ def _losses(loss_fn: LossFn, outputs: Any, targets: Tensor, what: str) -> Tensor
         with torch.no_grad():
             given = outputs.clone() if isinstance(outputs, Tensor) else outputs
             losses = loss_fn(given, targets.clone())
-    except Exception as error:  # anything may come out of somebody's loss
+    except Exception as error:  # anything may come out of a user's loss
         raise TaskError(f"{what}: {call} failed: {error} ({KINDS})") from error
     if not isinstance(losses, Tensor):
         raise TaskError(f"{call} returns a {type(losses).__name__}, not a tensor")

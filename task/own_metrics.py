@@ -31,7 +31,7 @@ def on_cpu(outputs: Any) -> Any:
     if isinstance(outputs, tuple | list):
         return [on_cpu(value) for value in outputs]
     raise TaskError(
-        f"metrics: the model returns a {type(outputs).__name__}, whose batches nobody can put "
+        f"metrics: the model returns a {type(outputs).__name__}, whose batches cannot be put "
         "together; it must return a tensor, a tuple, list or dict of them, or have `logits`"
     )
 
@@ -47,7 +47,7 @@ def own_metrics(metrics_fn: MetricsFn, outputs: Sequence[Any], targets: Tensor) 
     try:
         found = metrics_fn(_together(outputs), targets.cpu())
         values = {name: float(value) for name, value in found.items()}
-    except Exception as error:  # anything may come out of somebody's metrics
+    except Exception as error:  # anything may come out of a user's metrics
         raise TaskError(
             f"metrics(outputs, targets) failed: {error}; it must return numbers by their names"
         ) from error

@@ -93,7 +93,7 @@ def partition(
 
 
 def hold_out(indices: Indices, number: int, seed: int) -> Indices:
-    """Return so many of the indices, chosen at random, in ascending order."""
+    """Return randomly chosen indices, in ascending order."""
     if number >= len(indices):
         raise ValueError(f"cannot hold {number} of {len(indices)} training samples out")
     return np.sort(_generator(seed, "held-out").choice(indices, number, replace=False))

@@ -294,7 +294,7 @@ def file_shard(path: str | Path, dataset_info: DatasetInfo) -> Shard:
         status = path.stat()
     except OSError as error:
         raise ShardFileError(f"{path}: cannot be read ({error.strerror})") from error
-    if not path.is_file():  # reading a named pipe would wait for ever
+    if not path.is_file():  # reading a named pipe would wait forever
         raise ShardFileError(f"{path}: not a file")
     key = (path, status.st_mtime_ns, status.st_size, dataset_info)
     return _recent.get(key, lambda: read_own_file(path, dataset_info))

@@ -116,7 +116,7 @@ def measure(
     kind: Kind | None = CLASSES,
     metrics_fn: MetricsFn | None = None,
 ) -> dict[str, float]:
-    """Return a model's mean loss, its accuracy if it has one, and more if somebody asks for it.
+    """Return a model's mean loss, its accuracy if it has one, and more on request.
 
     The accuracy is the share of right targets, whether a sample has one or many.
 

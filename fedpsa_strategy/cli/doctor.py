@@ -247,7 +247,7 @@ def _left_running() -> Iterator[Finding]:
             NOTE,
             f"is running {_since(info)}: runs of `flwr run` go to it with the settings and the"
             " folder it was started with",
-            f"if nobody needs it: kill {info['pid']}",
+            f"if it is not needed: kill {info['pid']}",
         )
     if not found:
         yield Finding("SuperLinks", OK, "none is running")

@@ -240,7 +240,7 @@ class Sketched(Method):
     )
     alignment_every: int = setting(
         0,
-        "record with every so many uploads how well the gradients of client and server agree on "
+        "uploads between two records of how well the gradients of client and server agree on "
         "test data; 0: never",
         least=0,
     )
@@ -336,7 +336,7 @@ class Rule(ABC):
         """Take one update; return the new global model if this one makes a version."""
 
     def finish_round(self) -> Vector | None:
-        """Return the new global model of a round, or None if nobody delivered."""
+        """Return the new global model of a round, or None if no client delivered."""
         raise NotImplementedError("only methods that work in rounds have rounds")
 
     def state_dict(self) -> dict[str, Any]:

@@ -61,7 +61,7 @@ class FedFaRule(Rule):
         return self.model
 
     def mean(self) -> Vector:
-        """Return the mean of the window, summed anew in double precision."""
+        """Return the mean of the window, summed again in double precision."""
         mean = np.empty_like(self.model)
         for part in blocks(len(mean)):
             total = np.zeros(mean[part].shape, np.float64)

@@ -60,7 +60,7 @@ class FedPACRule(Rule):
     Attributes
     ----------
     head : slice
-        Where the head lies in the model's vector; all of it until somebody says.
+        Where the head lies in the model's vector; all of it unless it is said.
     """
 
     not_saved = ("head",)

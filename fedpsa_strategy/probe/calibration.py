@@ -51,7 +51,7 @@ class Calibration:
         vocabulary: int | None = None,
         target_shape: Sequence[int] = (),
     ) -> Calibration:
-        """Draw a batch that holds nobody's data, from a seed.
+        """Draw a batch from a seed, which holds no client's data.
 
         Parameters
         ----------

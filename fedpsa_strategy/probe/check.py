@@ -92,7 +92,7 @@ def _outputs(model: nn.Module, inputs: Tensor, recipe: Mapping[str, Any] | None)
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             outputs = model(inputs)
-    except Exception as error:  # anything may come out of somebody's forward pass
+    except Exception as error:  # anything may come out of a user's forward pass
         raise ValueError(_inputs_text(inputs, recipe, entered, error)) from error
     finally:
         for module, mode in modes:
@@ -146,7 +146,7 @@ def _check_loss(
     def losses_of(some: Any, some_targets: Tensor) -> Tensor:
         try:
             losses = loss_fn(some, some_targets.clone())
-        except Exception as error:  # anything may come out of somebody's loss
+        except Exception as error:  # anything may come out of a user's loss
             raise ValueError(f"{what} does not fit loss_fn: {shapes}: {error}") from error
         if losses.dim() == 0 or len(losses) != len(some_targets):
             raise ValueError(

@@ -92,7 +92,7 @@ class Probe:
         shape : Sequence[int]
             Shape of one input, without the batch.
         num_classes : int (default: None)
-            Labels are drawn from so many classes; None is regression.
+            Number of classes that labels are drawn from; None: regression.
         vocabulary : int (default: None)
             Inputs are token ids below this number instead of Gaussian.
         target_shape : Sequence[int] (default: ())

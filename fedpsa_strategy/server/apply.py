@@ -172,7 +172,7 @@ class Apply:
             self._end_round()
 
     def _refuse_unknown(self, node_id: int) -> None:
-        """Count a reply without a task: nobody to hold to account, and no slot to free."""
+        """Count a reply without a task: no client to count it against, and no slot to free."""
         run = self._run
         run.rejected += 1
         run.emit(

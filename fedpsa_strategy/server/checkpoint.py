@@ -110,9 +110,9 @@ class Checkpointer:
     store : CheckpointStore (default: None)
         Where to; None saves nothing.
     every_versions : int (default: 0)
-        Save every so many versions; 0: not by versions.
+        Versions between two checkpoints; 0: not by versions.
     every_seconds : float (default: 0.0)
-        Save every so many real seconds; 0: not by time.
+        Real seconds between two checkpoints; 0: not by time.
     extra : Callable[[], Mapping[str, Any]] (default: None)
         More to put into each checkpoint, under the key `extra`.
     resume_from : dict[str, Any] (default: None)

@@ -212,7 +212,7 @@ class Clients:
         self.num_busy -= 1
 
     def num_failing(self, now: float, most: int) -> int:
-        """Return how many online clients are left out for now, after so many failures."""
+        """Return how many online clients are left out for now, after their failures."""
         return sum(
             client.paused_until > now and client.failures >= most
             for client in map(self._clients.__getitem__, self._online)

@@ -105,7 +105,7 @@ class LongTailLatency(_IntervalLatency):
 
 
 class Clock(ABC):
-    """What a run asks of its clock; nobody asks what kind it is.
+    """What a run asks of its clock, whatever kind it is.
 
     Attributes
     ----------
@@ -141,7 +141,7 @@ class Clock(ABC):
 
     @abstractmethod
     def moment(self, due: float | None) -> float:
-        """Return the time up to which the run may go on: `due` is that of the reply at hand."""
+        """Return the time up to which the run may continue: `due` is that of the reply at hand."""
 
     @abstractmethod
     def advance(self, to: float, end: float | None = None) -> bool:
@@ -206,7 +206,7 @@ class WallClock(Clock):
         return self.now
 
     def advance(self, to: float, end: float | None = None) -> bool:  # noqa: ARG002
-        """Return True: real time goes on by itself, and late is late."""
+        """Return True: real time passes by itself, and late is late."""
         return True
 
     def gives_up(self, sent: float, last_reply: float, timeout: float) -> float:  # noqa: ARG002

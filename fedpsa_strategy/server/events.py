@@ -30,7 +30,7 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True)
 class RunStarted(Event):
-    """The nodes are there; training begins, or goes on where a checkpoint was made."""
+    """The nodes are there; training begins, or resumes from a checkpoint."""
 
     kind = "start"
     num_clients: int

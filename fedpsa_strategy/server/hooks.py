@@ -82,7 +82,7 @@ class FlowerHooks(Strategy):
         self.rule = rule
         self.flower = FlowerOptions(**flower)
         self.max_in_flight = max_in_flight
-        # Simulated nodes need no time between two tasks, and a round waits for everybody in it.
+        # Simulated nodes need no time between two tasks, and a round waits for all clients.
         self.queued_per_node = (
             queued_per_node if self.clock.real_time and not rule.synchronous else 0
         )
@@ -103,7 +103,7 @@ class FlowerHooks(Strategy):
             TrainConfig(rule.settings.client_config()),
             *callbacks,
         ]
-        # A round waits for everybody in it.
+        # A round waits for all of its clients in it.
         if self.clock.real_time and not rule.synchronous and self.failures.overdue_factor:
             self.callbacks.append(Patience(self.failures))
         self.checkpointer = checkpointer if checkpointer is not None else Checkpointer()
@@ -145,7 +145,7 @@ class FlowerHooks(Strategy):
 
     @property
     def num_nodes_wanted(self) -> int:
-        """How many nodes a run waits for; exactly so many where the clock fixes them."""
+        """How many nodes a run waits for; exactly this many where the clock fixes them."""
         if self.clock.fixed_nodes and self.num_clients is not None:
             return self.num_clients
         return self.flower.min_available_nodes
@@ -175,7 +175,7 @@ class FlowerHooks(Strategy):
         Raises
         ------
         NotRunningError
-            When neither `start()` nor `begin()` has begun a run: somebody else's loop is calling.
+            When neither `start()` nor `begin()` has begun a run: another loop is calling.
         """
         if not self._running:
             raise NotRunningError(

@@ -131,7 +131,7 @@ class AsyncLoop:
         return self._result
 
     def _begin(self) -> None:
-        """Wait for the nodes, and begin or go on."""
+        """Wait for the nodes, and begin or resume."""
         strategy, run = self._strategy, self._run
         saved = strategy.checkpointer.resume_from
         tasks = [] if saved is None else self._load_state_dict(saved)

@@ -31,7 +31,7 @@ class Membership:
     grid : Grid
         Where the nodes are.
     wanted : int
-        How many nodes a run needs; exactly so many where the clock fixes them.
+        How many nodes a run needs; exactly this many where the clock fixes them.
     failures : Failures
         How long to wait for nodes, and when to give them up.
     monotonic, sleep : Callable
@@ -105,7 +105,7 @@ class Membership:
         self._run.whole = True
 
     def check_alive(self) -> None:
-        """End a run in which no client delivers; wait if nobody is connected."""
+        """End a run in which no client delivers; wait if no node is connected."""
         run = self._run
         clients = run.clients
         num_nodes = len(clients)
@@ -194,7 +194,7 @@ class Membership:
 
 
 def _check_partitions(answers: dict[int, Answer]) -> None:
-    """Where the nodes are fixed everybody has to be known, for runs that can be repeated."""
+    """Refuse a fixed set of nodes that is not known as a whole: runs must be repeatable."""
     for node_id, answer in answers.items():
         if answer.partition is None:
             raise NodesMissingError(

@@ -16,7 +16,7 @@ MetricsAggregator = Callable[[list[RecordDict], str], MetricRecord]
 
 
 class FlowerKeywords(TypedDict, total=False):
-    """The types of `FlowerOptions`, for whoever writes them as keywords."""
+    """The types of `FlowerOptions`, for callers that write them as keywords."""
 
     fraction_train: float
     fraction_evaluate: float
@@ -45,7 +45,7 @@ class FlowerOptions:
     min_evaluate_nodes : int (default: 1)
         Minimum number of nodes that evaluate, if any do.
     min_available_nodes : int (default: 1)
-        The run waits until so many nodes are connected.
+        The run waits until this many nodes are connected.
     weighted_by_key : str (default: "num-examples")
         The metric that weighs the replies' metrics.
     arrayrecord_key : str (default: "arrays")
@@ -96,11 +96,11 @@ class Limits:
     deadline : float (default: None)
         At this time of its clock (virtual units, or seconds).
     time_limit : float (default: None)
-        After so many real seconds, whatever its clock.
+        After this many real seconds, whatever its clock.
     target_accuracy : float (default: None)
         When `evaluate_fn` reports an `accuracy` of at least this.
     stop_fn : Callable[[], bool] (default: None)
-        When this returns True: asked about twice a second, the run ends in good order.
+        When this returns True: asked about twice a second, the run ends cleanly.
     """
 
     deadline: float | None = None
@@ -128,14 +128,14 @@ class Failures:
         How many seconds to wait for nodes before giving up.
     query_timeout : float (default: 0.0)
         Where nodes may come and go: how many seconds they have to tell their partition at the
-        start, by which they are known again when they come back under another id. 0: nobody is
-        asked, and clients need no query function.
+        start, by which they are known again when they come back under another id. 0: nodes
+        are not asked, and clients need no query function.
     overdue_factor : float (default: 5.0)
-        With the wall clock, a client that takes longer than the median response time plus so many
-        median deviations is overdue: its slot goes to another one, and its reply still counts
+        With the wall clock, a client that takes longer than the median response time plus this
+        many median deviations is overdue: its slot goes to another one, and its reply still counts
         when it comes. 0: a slot is held until the reply comes, or is given up.
     overdue_floor, overdue_ceiling : float (default: 30.0, 1800.0)
-        Nobody is overdue before so many seconds, and everybody is after so many.
+        No client is overdue before the first, and every client is after the second; seconds.
     """
 
     max_failures: int = 3
@@ -168,9 +168,9 @@ class Evaluation:
     Parameters
     ----------
     every : int (default: 1)
-        Every so many versions.
+        Versions between two evaluations.
     interval : float (default: None)
-        Every so many units of the clock instead.
+        Units of the clock between two evaluations; None: by versions.
     """
 
     every: int = 1

@@ -1,4 +1,4 @@
-"""What a checkpoint holds of a run, and how the run goes on from it."""
+"""What a checkpoint holds of a run, and how a run resumes from it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PLAIN = (
 
 
 class ResumeError(FedPSAError):
-    """A checkpoint does not fit the run that is to go on from it."""
+    """A checkpoint does not fit the run that is to resume from it."""
 
 
 def take_snapshot(run: RunState, callbacks: Iterable[Callback]) -> dict[str, Any]:

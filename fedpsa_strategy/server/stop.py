@@ -64,7 +64,7 @@ class Stop:
             self._asked = True
 
     def reason(self) -> str | None:
-        """Return why the run ends now; None if it goes on."""
+        """Return why the run ends now; None if it continues."""
         run, limits = self._run, self.limits
         if run.version >= self._num_versions:
             return f"{self._num_versions} versions are made"

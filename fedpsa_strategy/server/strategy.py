@@ -39,7 +39,7 @@ class AsyncStrategy(FlowerHooks):
     clock : Clock (default: None)
         `WallClock()` if None, or a `VirtualClock(latency)`.
     num_clients : int (default: None)
-        With the virtual clock: exactly so many nodes have to take part.
+        With the virtual clock: exactly this many nodes must take part.
     seed : int (default: 0)
         Seed of the sampling and of the tasks' own seeds.
     training : Training (default: None)
@@ -53,7 +53,7 @@ class AsyncStrategy(FlowerHooks):
     callbacks : Sequence[Callback] (default: ())
         Look at tasks and replies, such as `NormGuard`, which limits how large an update may be.
     checkpointer : Checkpointer (default: None)
-        Saves the run's state from time to time, and has the state that the run goes on from.
+        Saves the run's state from time to time, and has the state that the run resumes from.
     listeners : Sequence[Callable[[Event], None]] (default: None)
         Called with every event of the run; None logs a line per version and the final results.
     **flower : Any

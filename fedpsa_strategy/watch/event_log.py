@@ -139,7 +139,7 @@ def read_events(
     path : Path
         The file; if there is none, there are no events.
     size : int | None (default: None)
-        Read so many bytes at most.
+        Read at most this many bytes.
     kinds : Collection[str] | None (default: None)
         The kinds of events that are wanted; lines of others are not even decoded.
     """

@@ -114,7 +114,7 @@ class MLflowLog:
             log.warning("MLflow does not answer: its run lacks the last numbers")
 
     def _open(self, name: str, experiment: str, id_file: Path | None) -> str:
-        """Return the id of a new MLflow run, or of the one that goes on."""
+        """Return the id of a new MLflow run, or of the one that is resumed."""
         if id_file is not None and id_file.is_file():
             run_id = id_file.read_text(encoding="utf-8").strip()
             self._client.update_run(run_id, status="RUNNING")

@@ -104,7 +104,7 @@ class PrometheusMetrics:
         self._received = Counter("fedpsa_received_bytes", "Updates received", registry=own)
         self._sent = Counter("fedpsa_sent_bytes", "Models sent", registry=own)
         self._version = Gauge("fedpsa_version", "Version of the global model", registry=own)
-        self._running = Gauge("fedpsa_running", "1 while the run goes on", registry=own)
+        self._running = Gauge("fedpsa_running", "1 while the run lasts", registry=own)
         self._begun = Gauge(
             "fedpsa_start_timestamp_seconds", "When this process took up the run", registry=own
         )

@@ -1,4 +1,4 @@
-"""Runs of before: what they measured, as numbers, tables and pictures.
+"""Earlier runs: what they measured, as numbers, tables and pictures.
 
 Any run will do that has written events into a folder: this repository's app does, and every app
 that gives its strategy a `RunLog`.
@@ -29,7 +29,7 @@ from fedpsa_strategy.watch.run_state import Curve, RunState
 Row = dict[str, Any]
 
 MEASURED = ("accuracy", "best_accuracy", "loss", "area_under_curve", "versions", "uploads")
-"""What a comparison tells of every run, beside `seconds`."""
+"""What a comparison shows of every run, beside `seconds`."""
 
 # Settings that say where and how a run was run, or are told in columns of their own.
 _ELSEWHERE = {

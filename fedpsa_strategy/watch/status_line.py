@@ -17,7 +17,7 @@ log = logging.getLogger("flwr")
 
 @dataclass(frozen=True)
 class Limits:
-    """What ends a run, whichever comes first; None: no such limit.
+    """What ends a run, whichever comes first; None: no limit.
 
     Parameters
     ----------

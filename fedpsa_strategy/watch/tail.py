@@ -26,7 +26,7 @@ class Tail:
         self._last = b""  # the bytes before the offset
 
     def read(self) -> tuple[bool, list[bytes]]:
-        """Return whether the file began anew, and its next complete lines (at most 4 MiB).
+        """Return whether the file started over, and its next complete lines (at most 4 MiB).
 
         Raises
         ------

@@ -33,7 +33,7 @@ def run_configs(*methods: type[Method]) -> dict[str, RunConfig]:
 METHODS: dict[str, RunConfig] = run_configs(*registry.METHODS.values())
 """What the methods of the tables are in the run config."""
 
-# Raise it when a change of the code makes runs of before worthless: all cells are then run again.
+# Raise it when a change of the code makes earlier runs worthless: all cells are then run again.
 _FORMAT = 1
 
 _LIMITS = {"num-server-rounds", "virtual-days", "time-limit", "target-accuracy"}
@@ -62,7 +62,7 @@ class Cell:
     source : str (default: "")
         The hash of an own task's file, which is another task when it changes.
     method_source : str (default: "")
-        The same of somebody's own method.
+        The same of a user's own method.
     """
 
     labels: Mapping[str, Label]

@@ -83,7 +83,7 @@ def out_option(what: str) -> Decorator:
 
 
 def jobs_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add how many runs go on at a time, and where they are."""
+    """Add how many runs run at a time, and where they are."""
     jobs = click.option(
         "--jobs",
         type=click.IntRange(1, 1024),

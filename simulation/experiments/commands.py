@@ -84,8 +84,7 @@ if TYPE_CHECKING:
 @click.option(
     "--recorded",
     is_flag=True,
-    help="Count runs as finished that any results in the folder of --out tell of, wherever they"
-    " were run.",
+    help="Count runs as finished that are recorded in the folder of --out, wherever they were run.",
 )
 def reproduce(**given: Any) -> int:
     """Make the table or figure NAME of the paper; `list` shows which there are.
@@ -106,7 +105,7 @@ def reproduce(**given: Any) -> int:
     cells, store = plan(experiment, options), CellStore(arguments.cells)
     recorded: dict[str, Row] = {}
     if arguments.recorded:
-        # What the experiment's own results tell of a run comes first.
+        # The experiment's own record of a run comes first.
         own = arguments.out / folder_name(experiment, arguments.label)
         for folder in (arguments.out, own):
             recorded |= recorded_rows(folder, experiment.series)
@@ -144,7 +143,7 @@ def reproduce(**given: Any) -> int:
             folder = write(failures=state.failed)
             print(
                 f"{state.done} of {state.total} cells are finished; {folder} shows them. The same"
-                " command goes on from here.",
+                " command resumes from here.",
                 flush=True,
             )
             raise

@@ -90,7 +90,7 @@ class PlainDisplay:
 
 
 class LiveDisplay:
-    """A table on the terminal that is drawn anew twice a second; what ends scrolls by above it.
+    """A table on the terminal that is drawn again twice a second; what ends scrolls by above it.
 
     Parameters
     ----------

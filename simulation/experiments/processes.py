@@ -70,7 +70,7 @@ class Processes:
 
     def end(self, works: Sequence[Work]) -> None:
         """Ask all runs to end and wait for their checkpoints; the group ends what remains."""
-        # Ray's launcher ends its many processes in good order after Ctrl-C alone.
+        # Ray's launcher ends its many processes cleanly after Ctrl-C alone.
         number = signal.SIGTERM if self._engine == "local" else signal.SIGINT
         for child in self._group.children:
             child.process.send_signal(number)

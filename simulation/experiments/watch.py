@@ -15,7 +15,7 @@ from fedpsa_strategy.watch.tail import Tail
 
 
 class Watch:
-    """What is known of a run that goes on in another process.
+    """What is known of a run in another process.
 
     Parameters
     ----------

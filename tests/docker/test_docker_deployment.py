@@ -362,7 +362,7 @@ def test_a_node_that_is_cut_off_comes_back_and_no_upload_counts_twice(finished):
     assert set(it.nodes()) == set(it.node_ids().values())
     wait_for("health", lambda: it.health("node-2") == "healthy")
 
-    # `docker stop` ends the run in good order.
+    # `docker stop` ends the run cleanly.
     it.compose("stop", "run")
     assert it.inspect("run", "{{.State.ExitCode}}") == "1"
     summary = it.summary(run)

@@ -52,14 +52,14 @@ class Callback:
         """Note that the task is given up."""
 
     def made(self, model: Vector) -> Vector:
-        """Return the model of a new version; the rule goes on from what is returned.
+        """Return the model of a new version; the rule continues with what is returned.
 
         What is added to the rule's `version_report` is in the version's event.
         """
         return model
 
     def ends(self) -> str | None:
-        """Return why the run has to end now; None if it goes on."""
+        """Return why the run has to end now; None if it continues."""
         return None
 
     def turn(self) -> None:

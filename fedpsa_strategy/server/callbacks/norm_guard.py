@@ -38,9 +38,9 @@ class NormGuard(Callback):
     Parameters
     ----------
     most : float (default: 0.0)
-        The largest norm; 0: no such limit.
+        The largest norm; 0: no limit.
     ratio : float (default: 0.0)
-        The largest multiple of the median norm; 0: no such limit.
+        The largest multiple of the median norm; 0: no limit.
     action : "reject" or "clip" (default: "reject")
         What happens to a larger one: it is refused, or scaled down to the limit.
     """

@@ -95,7 +95,7 @@ def check_sketch_length(sketch: Sequence[float], global_sketch: Sequence[float])
 
 
 def check_num_examples(name: str, value: float, own: float | None, of_fleet: float | None) -> None:
-    """Refuse an amount of data that would outweigh everybody else's.
+    """Refuse an amount of data that would outweigh all other clients'.
 
     Parameters
     ----------

@@ -125,7 +125,7 @@ class DifferentialPrivacy(Callback):
         """Return a new version with noise; add to the rule's report what is spent."""
         if self._versions != self.run.version:
             raise ValueError(
-                f"DifferentialPrivacy: the run goes on from version {self.run.version}, which was "
+                f"DifferentialPrivacy: the run resumes from version {self.run.version}, which was "
                 "made without it"
             )
         self._versions += 1
@@ -143,7 +143,7 @@ class DifferentialPrivacy(Callback):
         return self._noised(model)
 
     def ends(self) -> str | None:
-        """Return why the run ends when nobody may take part any more."""
+        """Return why the run ends when no client may take part any more."""
         run = self.run
         if run.in_flight or run.prepared or not run.clients.num_known:
             return None

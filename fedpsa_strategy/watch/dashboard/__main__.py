@@ -19,7 +19,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Serve the dashboard until interrupted."""
     parser = argparse.ArgumentParser(
         prog="python -m fedpsa_strategy.watch.dashboard",
-        description="Show runs in a browser, live while they go on.",
+        description="Show runs in a browser, live while they run.",
     )
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")

@@ -120,7 +120,7 @@ class Run:
 
 
 class Library:
-    """All runs in some folders, looked for anew every time: runs come while the page is open.
+    """All runs in some folders, looked for every time: runs appear while the page is open.
 
     Parameters
     ----------

@@ -157,7 +157,7 @@ class PageState:
                 self._add("client_accuracy", event.metrics.get("accuracy"))
 
     def _begin(self, event: RunStarted) -> None:
-        """Begin, or go on from a checkpoint: what came after it will happen again."""
+        """Begin, or resume from a checkpoint: what came after it will happen again."""
         # A resumed run cuts its file at the checkpoint; else what is in the buffer is not known.
         whole = self.run.uploads == event.uploads
         self._buffer = self._buffer if whole else []

@@ -17,7 +17,7 @@ class Process:
     """One process; its handle differs from that of a later one with the same id."""
 
     handle: psutil.Process
-    # What may change while it lives is no part of what it is.
+    # What may change while it lives does not identify it.
     parent: int = field(compare=False)
     session: int = field(compare=False)
     zombie: bool = field(compare=False)

@@ -19,7 +19,7 @@ from simulation.errors import LaunchFailed, RunFailed, RunTimeout
 
 SUMMARY = "summary.json"
 STOP_REQUEST = "stop-requested"
-"""A file of this name in the run directory asks the ServerApp to end in good order. Under the
+"""A file of this name in the run directory asks the ServerApp to end cleanly. Under the
 simulation engine the ServerApp is a thread and sees no signal, so that a file is the only way."""
 
 COMPLETED = "finished:completed"
@@ -109,7 +109,7 @@ class Run:
         return self._result()
 
     def stop(self, *, echo: Callable[[str], None] | None = None) -> None:
-        """Stop the run, giving the ServerApp a moment to end in good order."""
+        """Stop the run, giving the ServerApp a moment to end cleanly."""
         request = None if self.run_dir is None else self.run_dir / STOP_REQUEST
         if request is not None:
             request.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Run somebody's Flower app on the local engine."""
+"""Run any Flower app on the local engine."""
 
 from __future__ import annotations
 

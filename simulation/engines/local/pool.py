@@ -136,7 +136,7 @@ class WorkerPool:
     # --- Giving out work ------------------------------------------------------------------------
 
     def _dispatch(self) -> None:
-        """Give every worker a job, and one more to go on with if enough are left for the others."""
+        """Give every worker a job, and a spare one if enough are left for the others."""
         for worker in self._workers:
             if worker.ready and not worker.jobs:
                 self._send_next(worker)
