@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from fedpsa_strategy.checks import key_of
@@ -63,6 +64,7 @@ def simulate(
     cpus: int | None = None,
     client_cpus: int = 1,
     client_gpus: float = 0.0,
+    ray_address: str | None = None,
     name: str | None = None,
     tags: Sequence[str] = (),
     run_dir: Path | str | None = None,
@@ -87,7 +89,7 @@ def simulate(
         Names in `simulation.presets.PRESETS`.
     engine : "local" | "ray" (default: "local")
         What simulates the clients.
-    workers, cpus, client_cpus, client_gpus
+    workers, cpus, client_cpus, client_gpus, ray_address
         See `simulation.launch.Resources`.
     name : str | None (default: None)
         The name of the run's folder in ``runs``; by default its time, strategy and data.
@@ -133,11 +135,19 @@ def simulate(
             f"{' and '.join(session)}: an object of this session runs on the local engine alone;"
             f" for engine {engine!r} write it into a module and name it as module:object"
         )
-    if run_dir is None:
-        run_dir = config.get("run-dir") or None  # type: ignore[assignment]
     config = launch.with_places(config, defaults, launch.named_folder(name, run_dir))
-    resources = Resources(workers, False, cpus, client_cpus, client_gpus)
-    launch.run(Launch(engine, config, 50, resources=resources, stream=log, talk=log))
+    resources = Resources(
+        workers=workers,
+        cpus=cpus,
+        client_cpus=client_cpus,
+        client_gpus=client_gpus,
+        ray_address=ray_address,
+    )
+    threads = torch.get_num_threads()
+    try:
+        launch.run(Launch(engine, config, 50, resources=resources, stream=log, talk=log))
+    finally:
+        torch.set_num_threads(threads)  # the local engine's server is this process
     return Run(str(config["run-dir"]))
 
 

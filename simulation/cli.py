@@ -238,6 +238,8 @@ def _settings(arguments: SimpleNamespace, defaults: Mapping[str, ConfigValue]) -
     for key, option in (("num-clients", arguments.clients), ("run-dir", arguments.run_dir)):
         if key in given and option is not None and str(given[key]) != str(option):
             raise Refused(f"--set {key} contradicts the option for the same value.")
+    if "run-dir" in given and arguments.name:
+        raise Refused("--set run-dir contradicts --name.")
     usual: RunConfig = {"num-clients": arguments.default_clients, "clock": arguments.clock}
     # An app of somebody else need not have these.
     settings: RunConfig = {k: v for k, v in usual.items() if k in defaults}

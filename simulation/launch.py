@@ -211,7 +211,7 @@ def with_places(
     """
     config = dict(settings)
     if "run-dir" in defaults:
-        config["run-dir"] = str(config.get("run-dir") or run_dir or _new(config, defaults, now))
+        config["run-dir"] = str(run_dir or config.get("run-dir") or _new(config, defaults, now))
     elif run_dir is not None:
         raise Refused("--run-dir: this app has no setting 'run-dir'.")
     for key in _PATHS & config.keys():

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib.machinery import ModuleSpec
 from importlib.util import module_from_spec
 from types import ModuleType
@@ -55,9 +55,10 @@ def reference_to(thing: Any) -> str:
     return f"{MODULE}:{name}"
 
 
-def given() -> dict[str, bytes]:
-    """Return all objects that were given names here, for `adopt` in another process."""
-    return dict(_pickled)
+def given(references: Iterable[object]) -> dict[str, bytes]:
+    """Return the objects of this session that are named among others, for `adopt` elsewhere."""
+    names = [str(each).partition(":")[2] for each in references if is_of_session(each)]
+    return {name: _pickled[name] for name in names if name in _pickled}
 
 
 def adopt(pickled: Mapping[str, bytes]) -> None:

@@ -17,8 +17,8 @@ GROUP = "fedpsa.commands"
 INTERRUPTED = 130
 """The exit code after Ctrl-C, as a shell would show it."""
 
-# The modules of this package that have them.
-_EVERYWHERE = {"new": "new", "doctor": "doctor", "dashboard": "dashboard", "compare": "compare"}
+# Each is a module of this package.
+_EVERYWHERE = ("new", "doctor", "dashboard", "compare")
 _IN_CHECKOUT = {
     "run": "train with simulated clients on this machine",
     "deploy": "train on real Flower processes that talk gRPC",
@@ -53,7 +53,7 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return a command by its name."""
         if cmd_name in _EVERYWHERE:
-            module = import_module(f"fedpsa_strategy.cli.{_EVERYWHERE[cmd_name]}")
+            module = import_module(f"fedpsa_strategy.cli.{cmd_name}")
             command: click.Command = module.command
             return command
         if cmd_name in _IN_CHECKOUT:

@@ -70,7 +70,9 @@ class Median(Method):
 
 
 def test_a_run_has_accuracy_curve_events_picture_and_model() -> None:
+    threads = torch.get_num_threads()
     run = simulate("fedbuff", "digits", workers=0, name="first", tags=["a", "b"], **SMALL)
+    assert torch.get_num_threads() == threads
     assert run.folder == Path("runs", "first").absolute()
     assert (run.status, run.tags) == ("completed", ["a", "b"])
     assert run.accuracy is not None

@@ -118,6 +118,14 @@ def test_options_go_before_files_before_presets(tmp_path: Path) -> None:
     assert config(*words, "--clients", "3")["num-clients"] == 3
 
 
+def test_a_name_goes_before_a_files_folder_and_contradicts_an_option(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text('run-dir = "/data/mine"\n')
+    found = config("run", "--config", str(tmp_path / "mine.toml"), "--name", "mine")
+    assert found["run-dir"] == str(Path("runs", "mine").absolute())
+    with pytest.raises(Refused, match="contradicts --name"):
+        config("run", "--name", "mine", "--set", "run-dir=/data/mine")
+
+
 def test_a_config_that_is_shown_is_a_config_that_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

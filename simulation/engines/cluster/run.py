@@ -97,7 +97,7 @@ def run_on_cluster(
         check_machines(
             found,
             [client_app.partition(":")[0]],
-            [(ASK_FIRST_NODE, Setup(client_app, {}, full, given()))] if ours else (),
+            [(ASK_FIRST_NODE, Setup(client_app, {}, full, given(full.values())))] if ours else (),
         )
         warn_of_differences(found)
         if ours:

@@ -77,7 +77,8 @@ class VirtualNodes(Grid):
         self._node_ids = set(node_configs)
         self._message_ids = map(str, itertools.count(1))
         self._run: Run | None = None
-        self._pool = make_pool(Setup(app, node_configs, dict(run_config), given()))
+        objects = given(run_config.values())
+        self._pool = make_pool(Setup(app, node_configs, dict(run_config), objects))
 
     def set_run(self, run: Run) -> None:
         """Set the run, which nothing here depends on."""
