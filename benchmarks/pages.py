@@ -10,15 +10,23 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from statistics import fmean, median, stdev
+from statistics import fmean, median, pstdev, stdev
 from typing import Any
 
+from simulation.experiments.derived import groups
 from simulation.experiments.markdown import table
+from simulation.experiments.midpoint import SUBJECT
 from simulation.experiments.numbers import interpolated
+from simulation.experiments.paired import Paired, paired_table, reading
 from simulation.experiments.rows import Row, from_lines
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("README.md", "docs/SCALING.md", "docs/REPRODUCTION.md")
+PAGES = (
+    "README.md",
+    "docs/SCALING.md",
+    "docs/MIDPOINT.md",
+    "docs/reproduction/KAPPA.md",
+)
 _PART = re.compile(r"(<!-- measured: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _LINK = 125e6  # bytes a second of a link of 1 Gbit/s
 _MODELS = {
@@ -40,6 +48,31 @@ def curves_table() -> str:
         days = [[100 * interpolated(curve, day) for curve in curves] for day in (1, 5, 10)]
         lines.append([_method(name), *map(_estimate, days)])
     return table(["method", "after 1 day (%)", "after 5 days (%)", "after 10 days (%)"], lines)
+
+
+def midpoint_table() -> str:
+    """Return Midpoint beside other methods, for each place of which there are runs."""
+    rows = [row for row in _rows("table-midpoint") if row.completed]
+    layout, parts = Paired(SUBJECT), []
+    for found in groups(rows, *layout.block).values():
+        seeds = sorted({int(row.labels["seed"]) for row in found})
+        days = ", ".join(f"{value:g}" for value in {row.scale["days"]: None for row in found})
+        of_seeds = ", ".join(map(str, seeds))
+        head = f"{layout.title(found)}, virtual days: {days}, seeds: {of_seeds}"
+        parts += [f"{head}:", paired_table(found, layout), reading(found, layout)]
+    return "\n\n".join(parts)
+
+
+def sketch_noise_table() -> str:
+    """Return how much of κ's variance is the sketch's, by its length."""
+    lines = []
+    for name, stages in _measured("sketch_noise")["models"].items():
+        for stage in stages:
+            shares = [f"{100 * value:.0f} %" for value in stage["share"].values()]
+            spread = f"{fmean(stage['exact']):.3f} ± {pstdev(stage['exact']):.3f}"
+            lines.append([name, str(stage["versions"]), spread, *shares])
+    lengths = [f"k = {k}" for k in stages[0]["share"]]
+    return table(["model", "versions", "exact cosines", *lengths], lines)
 
 
 def cost_table() -> str:
@@ -164,6 +197,8 @@ def overhead_table() -> str:
 
 PARTS: dict[str, Callable[[], str]] = {
     "curves": curves_table,
+    "midpoint": midpoint_table,
+    "sketch-noise": sketch_noise_table,
     "costs": cost_table,
     "fleet": fleet_table,
     "server": server_table,

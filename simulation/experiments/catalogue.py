@@ -56,7 +56,7 @@ class Experiment:
 
 _CONTROL_NOTE = (
     f"{CONTROL} is the control: FedBuff whose uploads all weigh the same (staleness exponent 0)."
-    " Same seed, same partition, initial model, order of clients and response times."
+    " Same seed, same partition, initial model and response times."
 )
 _DECAY_NOTE = (
     "The learning rate decays per version, and FedAsync and FedFa make a version of every upload:"

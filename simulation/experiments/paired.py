@@ -61,38 +61,42 @@ def with_error(gap: Estimate, decimals: int) -> str:
 
 def paired_body(rows: Sequence[Row], layout: Paired) -> str:
     """Return all tables, and for each in words what it says."""
-    header = ["method", "seeds", "area", "last tenth (%)", "final (%)"]
-    header += [f"{layout.subject} minus it: area", "seeds in both", "last tenth (points)"]
     parts = []
     for found in groups(rows, *layout.block).values():
-        differences = {name: dict(layout.gaps(found, name, factor)) for name, factor, _ in _NUMBERS}
-        lines = []
-        for (method,), own in groups(found, "method").items():
-            name = str(method)
-            area = differences["area_under_curve"].get(name)
-            late = differences["late_accuracy"].get(name)
-            lines.append(
-                [
-                    name,
-                    str(sum(row.completed for row in own)),
-                    markdown.estimate(over_seeds(own, "area_under_curve"), 4),
-                    markdown.estimate(over_seeds(own, "late_accuracy", 100.0)),
-                    markdown.estimate(over_seeds(own, "accuracy", 100.0)),
-                    markdown.NOTHING if area is None else with_error(area, 4),
-                    markdown.NOTHING if area is None else str(len(area)),
-                    markdown.NOTHING if late is None else with_error(late, 2),
-                ]
-            )
-        parts += [f"## {layout.title(found)}", markdown.table(header, lines)]
-        parts.append(reading(layout, differences))
+        parts += [f"## {layout.title(found)}", paired_table(found, layout)]
+        parts.append(reading(found, layout))
     return "\n\n".join(parts)
 
 
-def reading(layout: Paired, differences: dict[str, dict[str, Estimate]]) -> str:
+def paired_table(rows: Sequence[Row], layout: Paired) -> str:
+    """Return the table of runs that have all but method and seed in common."""
+    header = ["method", "seeds", "area", "last tenth (%)", "final (%)"]
+    header += [f"{layout.subject} minus it: area", "seeds in both", "last tenth (points)"]
+    differences = [dict(layout.gaps(rows, name, factor)) for name, factor, _ in _NUMBERS]
+    lines = []
+    for (method,), own in groups(rows, "method").items():
+        area, late = (found.get(str(method)) for found in differences)
+        lines.append(
+            [
+                str(method),
+                str(sum(row.completed for row in own)),
+                markdown.estimate(over_seeds(own, "area_under_curve"), 4),
+                markdown.estimate(over_seeds(own, "late_accuracy", 100.0)),
+                markdown.estimate(over_seeds(own, "accuracy", 100.0)),
+                markdown.NOTHING if area is None else with_error(area, 4),
+                markdown.NOTHING if area is None else str(len(area)),
+                markdown.NOTHING if late is None else with_error(late, 2),
+            ]
+        )
+    return markdown.table(header, lines)
+
+
+def reading(rows: Sequence[Row], layout: Paired) -> str:
     """Return in words against whom the subject is clearly ahead or behind."""
     sentences = []
-    for name, what in (("area_under_curve", "area"), ("late_accuracy", "last tenth")):
-        gaps = {method: gap for method, gap in differences[name].items() if len(gap) > 1}
+    for name, factor, title in _NUMBERS:
+        what = title.partition(",")[0]
+        gaps = {method: gap for method, gap in layout.gaps(rows, name, factor) if len(gap) > 1}
         if not gaps:
             sentences.append(f"{what}: fewer than two seeds, so nothing can be said")
             continue

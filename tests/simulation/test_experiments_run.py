@@ -159,7 +159,7 @@ def test_a_command_takes_up_what_a_killed_one_left(tmp_path: Path, marked: Alive
 
 
 def test_the_commands_of_the_page_exist() -> None:
-    text = (REPOSITORY / "docs" / "REPRODUCTION.md").read_text()
+    text = (REPOSITORY / "docs" / "reproduction" / "RUNNING.md").read_text()
     commands = [
         line.split("  #")[0].strip()
         for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
