@@ -20,6 +20,7 @@ from server_app.method_settings import as_text
 from server_app.settings import Settings
 from simulation import launch, objects
 from simulation.app_config import check_keys
+from simulation.engines.cluster.joining import cluster_address
 from simulation.environment import ConfigValue
 from simulation.errors import Refused
 from simulation.launch import Launch, Resources, RunConfig
@@ -130,10 +131,11 @@ def simulate(
     if engine not in ("local", "ray"):
         raise Refused(f"engine = {engine!r}: must be 'local' or 'ray'")
     session = [key for key in ("strategy", "task") if objects.is_of_session(config.get(key))]
-    if session and engine != "local":
+    if session and engine == "ray" and cluster_address(ray_address) is None:
         raise Refused(
-            f"{' and '.join(session)}: an object of this session runs on the local engine alone;"
-            f" for engine {engine!r} write it into a module and name it as module:object"
+            f"{' and '.join(session)}: an object of this session does not reach Flower's processes;"
+            " use engine='local' or a Ray cluster, or write it into a module and name it as"
+            " module:object"
         )
     config = launch.with_places(config, defaults, launch.named_folder(name, run_dir))
     resources = Resources(

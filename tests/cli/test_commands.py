@@ -5,6 +5,9 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
+from importlib.metadata import EntryPoint
+from pathlib import Path
 
 import click
 import pytest
@@ -80,3 +83,18 @@ def test_shells_complete_commands_and_settings():
 def test_completion_is_printed_for_each_shell(shell, capsys):
     assert main(["completion", shell]) == 0
     assert "_FEDPSA_COMPLETE" in capsys.readouterr().out
+
+
+def test_both_distributions_bring_the_command_and_the_checkout_all_of_its_own():
+    root = Path(__file__).parents[2]
+    tables = [
+        tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+        for folder in (root, root / "fedpsa_strategy")
+    ]
+    for table in tables:
+        assert EntryPoint("fedpsa", table["scripts"]["fedpsa"], "").load() is main
+    offered = tables[0]["entry-points"]["fedpsa.commands"]
+    found = {name: EntryPoint(name, place, "").load() for name, place in offered.items()}
+    assert found == COMMANDS
+    (place,) = tables[0]["entry-points"]["fedpsa.checks"].values()
+    assert callable(EntryPoint("", place, "").load())
