@@ -92,8 +92,8 @@ def _pivot(pivot: Pivot) -> dict[str, Any]:
     }
 
 
-def _paired(*block: str) -> dict[str, Any]:
-    layout = Paired(midpoint.SUBJECT, ("dataset", "model", *block, "alpha"))
+def _paired(*block: str, subject: str = midpoint.SUBJECT) -> dict[str, Any]:
+    layout = Paired(subject, ("dataset", *block, "alpha"))
     return {
         "body": partial(paired_body, layout=layout),
         "draw": partial(draw_paired, layout=layout),
@@ -225,13 +225,23 @@ EXPERIMENTS: dict[str, Experiment] = {
             takes_methods=False,
         ),
         Experiment(
+            "table-sharpness",
+            "Does any sharpness help?",
+            "the control minus FedPSA at constant temperatures, with short and long sketches",
+            grids.sharpness,
+            notes=f"γ = 0 and a queue of one: the temperature is δ from the second version on."
+            f" {_CONTROL_NOTE}",
+            takes_methods=False,
+            **_paired(subject=CONTROL),
+        ),
+        Experiment(
             "table-midpoint",
             "Midpoint against the others",
             "areas and late accuracies of Midpoint minus those of other methods, seed by seed",
             midpoint.evidence,
             notes=f"CA2FL also with half its step: the better of the two is the fair baseline."
             f" {_PAIRED_NOTE} {_CONTROL_NOTE}",
-            **_paired(),
+            **_paired("model"),
         ),
         Experiment(
             "table-midpoint-parts",
@@ -240,7 +250,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             midpoint.parts,
             notes=f"θ ½ is Midpoint's own. {_PAIRED_NOTE}",
             takes_methods=False,
-            **_paired(),
+            **_paired("model"),
         ),
         Experiment(
             "table-midpoint-robust",
@@ -249,7 +259,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             midpoint.robustness,
             notes=_PAIRED_NOTE,
             takes_methods=False,
-            **_paired("circumstances"),
+            **_paired("model", "circumstances"),
         ),
     )
 }

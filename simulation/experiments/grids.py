@@ -21,6 +21,7 @@ GAMMAS = (0.1, 1.0, 5.0, 10.0)
 DELTAS = (0.1, 0.5, 1.0, 5.0)
 BUFFERS = (5, 10, 20, 50)
 QUEUES = (10, 50, 200, 1000)
+SHARP_DELTAS, SHARP_DIMS = (1.0, 0.5, 0.1, 0.05), (16, 256)
 MOTIVATION_METHODS = ("FedPSA", "FedAsync", CONTROL)
 # Wide enough for gaps of a hundred versions, and not so fast that days cost more than elsewhere.
 MOTIVATION_TIMES: RunConfig = {"latency": "long-tail", "latency-min": 50, "latency-max": 10_000}
@@ -110,6 +111,18 @@ def hyper(options: Options) -> list[Cell]:
             cells.append(options.cell(labels, own))
         labels = {"method": CONTROL, **place, "grid": "control", "x": 0, "y": 0}
         cells.append(options.cell(labels, METHODS[CONTROL]))
+    return cells
+
+
+def sharpness(options: Options) -> list[Cell]:
+    """FedPSA at a constant, ever lower temperature, with short and long sketches."""
+    cells = []
+    for place in places(options, (0.1,)):
+        cells.append(options.cell({"method": CONTROL, **place}, METHODS[CONTROL]))
+        for delta, dim in product(SHARP_DELTAS, SHARP_DIMS):
+            own: RunConfig = {"gamma": 0.0, "delta": delta, "queue-size": 1, "sketch-dim": dim}
+            labels = {"method": f"Temp {delta:g}, k {dim}", **place}
+            cells.append(options.cell(labels, {**METHODS["FedPSA"], **own}))
     return cells
 
 
