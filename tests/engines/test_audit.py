@@ -40,7 +40,7 @@ def train(message, context):
 """
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int4"])
 def test_honest_clients_pass_a_full_audit_however_updates_travel(tmp_path, dtype):
     settings = config(tmp_path, **FULL, **{"update-dtype": dtype})
     summary = run_locally(settings, workers=0, stream=False)
@@ -48,15 +48,15 @@ def test_honest_clients_pass_a_full_audit_however_updates_travel(tmp_path, dtype
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_honest_clients_pass_a_full_audit_in_half_precision_on_every_engine(tmp_path, dtype):
-    def half(name):
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+def test_honest_clients_pass_a_full_audit_in_fewer_bits_on_every_engine(tmp_path, dtype):
+    def short(name):
         return config(tmp_path, name, **FULL, **{"update-dtype": dtype})
 
     summaries = {
-        "local": run_locally(half("local"), workers=2, stream=False),
-        "ray": run_on_ray(APP, half("ray"), num_clients=3, num_cpus=2),
-        "grpc": run_on_processes(APP, half("grpc"), num_nodes=3),
+        "local": run_locally(short("local"), workers=2, stream=False),
+        "ray": run_on_ray(APP, short("ray"), num_clients=3, num_cpus=2),
+        "grpc": run_on_processes(APP, short("grpc"), num_nodes=3),
     }
     for name, summary in summaries.items():
         assert (summary["uploads"], summary["rejected"]) == (10, 0), name

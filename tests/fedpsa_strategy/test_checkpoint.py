@@ -155,6 +155,17 @@ def values(result):
     return {key: array.data for key, array in result.arrays.items()}, history, train
 
 
+def test_an_array_that_stands_in_several_places_is_saved_once():
+    model = np.arange(1000.0)
+    state = {"rule": {"model": model}, "models": [{"vector": model}], "other": model.copy()}
+    data = pack(state)
+    assert len(data) < 2.3 * model.nbytes
+    found = unpack(data)
+    assert found["rule"]["model"] is found["models"][0]["vector"]
+    assert found["other"] is not found["rule"]["model"]
+    np.testing.assert_array_equal(found["other"], model)
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_a_run_killed_anywhere_and_resumed_ends_in_the_same_model(method, tmp_path):
     whole, recorder = go(method)

@@ -317,6 +317,17 @@ def test_every_kind_of_event_changes_what_is_shown():
         assert state.snapshot() != before, item
 
 
+def test_what_privacy_is_spent_is_shown():
+    state = PageState()
+    spent = {"epsilon": 2.5, "delta": 1e-5, "epsilon_bound": 8.0, "participations": 3}
+    for report in ({"epsilon": 1.0}, spent, spent | {"epsilon": None}, {"epsilon": "much"}):
+        for line in lines_of(events.Aggregated(time=1.0, version=1, uploads=2, report=report)):
+            state.take(line)
+    assert state.damaged == 0
+    assert state.snapshot()["totals"]["privacy"] == spent
+    assert PageState().snapshot()["totals"]["privacy"] == {}
+
+
 def test_who_is_overdue_is_shown_until_it_answers():
     where = {"client": 0, "node_id": NODE}
     overdue = events.Overdue(time=50.0, sequence=0, version=0, waited=40.0, limit=30.0, **where)
