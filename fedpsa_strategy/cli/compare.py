@@ -44,6 +44,10 @@ def command(
             found.plot().save(plot)
     except (ValueError, OSError) as error:
         raise click.UsageError(str(error)) from None
+    except ImportError as error:
+        raise click.UsageError(
+            f"--plot needs {error.name}: install the library with its extra `watch`"
+        ) from None
     if as_json:
         click.echo(json.dumps(plain({"runs": found.rows, "groups": found.groups}), indent=2))
     else:

@@ -239,7 +239,7 @@ def _left_running() -> Iterator[Finding]:
     found = []
     for process in psutil.process_iter(["pid", "cmdline", "create_time", "username"]):
         command = [Path(word).name for word in (process.info["cmdline"] or [])[:2]]
-        if "flower-superlink" in command:
+        if "flower-superlink" in command and process.info["create_time"]:
             found.append(process.info)
     for info in found:
         yield Finding(

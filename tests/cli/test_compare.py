@@ -120,3 +120,10 @@ def test_accuracy_and_loss_are_not_drawn_into_one_picture(tmp_path, capsys):
     make_run(tmp_path / "b", [0.5], measure="loss")
     assert main(["compare", str(tmp_path), "--plot", str(tmp_path / "p.png")]) == 2
     assert "one picture" in capsys.readouterr().err
+
+
+def test_a_missing_matplotlib_is_named(tmp_path, monkeypatch, capsys):
+    make_run(tmp_path / "a", [0.5])
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert main(["compare", str(tmp_path), "--plot", str(tmp_path / "p.png")]) == 2
+    assert "extra `watch`" in capsys.readouterr().err
