@@ -177,6 +177,9 @@ def test_the_wheel_is_the_library_alone(wheel):
         held = set(archive.namelist())
         (metadata,) = [name for name in held if name.endswith(".dist-info/METADATA")]
         text = archive.read(metadata).decode()
+        # What stands before Flower's program of this name: pip keeps who may execute it.
+        front = archive.getinfo("fedpsa_strategy/node/bin/flwr-clientapp")
+        assert (front.external_attr >> 16) & 0o111 == 0o111
     version = project(ROOT)["version"]
     info = f"fedpsa_strategy-{version}.dist-info"
     assert {name.split("/")[0] for name in held} == {"fedpsa_strategy", info}

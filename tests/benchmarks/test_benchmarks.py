@@ -4,6 +4,7 @@ import importlib
 import itertools
 import json
 import re
+from datetime import datetime, timedelta
 from typing import NamedTuple
 
 import pytest
@@ -12,6 +13,7 @@ from benchmarks import (
     engines,
     jobs,
     machine,
+    nodes,
     queued,
     server,
     sketch,
@@ -173,6 +175,52 @@ def test_superlink(tmp_path):
     assert [run["updates"] for run in record["runs"]] == [1, 2]
     assert record["runs"][1]["update_seconds"]["repeats"] == 2
     assert "One more idle node" in page
+
+
+NODE_LOG = """\
+\x1b[92mINFO {0}\x1b[0m:      Receiving: query message (ID: 1)
+\x1b[92mINFO {0}\x1b[0m:      Sent successfully
+\x1b[92mINFO {1}\x1b[0m:      Receiving: train message (ID: 2)
+\x1b[92mINFO {2}\x1b[0m:      Start `flwr-clientapp` process
+INFO :      fedpsa-node: started in 0.051 s as process 12
+BENCHMARK {3} {4}
+BENCHMARK END {5}
+\x1b[92mINFO {6}\x1b[0m:      Sent successfully
+"""
+
+
+def test_parts_of_an_update_are_read_from_a_nodes_log():
+    begin = datetime(2026, 1, 2, 3, 4, 5)
+    moments = [begin + timedelta(seconds=s) for s in (0, 2, 2.25, 2.5, 2.625, 3.625, 4.125)]
+    stamps = [f"{m:%Y-%m-%d %H:%M:%S},{m.microsecond // 1000:03d}" for m in moments]
+    stamps[3:6] = [m.timestamp() for m in moments[3:6]]
+    events = [
+        {"event": "dispatch", "sequence": 0, "wall": begin.timestamp() + 0.5},
+        {"event": "upload", "sequence": 0, "node_id": 7, "wall": begin.timestamp() + 5},
+    ]
+    found = nodes.parts(NODE_LOG.format(*stamps), events, 7)
+    assert {name: [round(x, 3) for x in values] for name, values in found.items()} == {
+        "node asks for work": [1.5],
+        "start": [0.25],
+        "message and bundle": [0.25],
+        "import of the app": [0.125],
+        "training": [1.0],
+        "way back": [0.5],
+        "hand-over and fork": [0.051],
+        "own part": [0.176],
+    }
+    assert not nodes.parts(NODE_LOG.format(*stamps), events, 8)
+
+
+@pytest.mark.slow
+@pytest.mark.engine
+def test_nodes(tmp_path):
+    arguments = ["--datasets", "digits", "--nodes", "1", "--updates", "2", "--rounds", "1"]
+    nodes.main([*arguments, "--out", str(tmp_path)])
+    page, record = results(tmp_path, "nodes")
+    assert len(record["digits"]["warm"]["models"]) == 1
+    assert record["digits"]["warm"]["models"] == record["digits"]["ordinary"]["models"]
+    assert "Ratio of the medians" in page
 
 
 @pytest.mark.slow
