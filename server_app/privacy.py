@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fedpsa_strategy.server.callbacks import DifferentialPrivacy
+from fedpsa_strategy.server.callbacks.privacy import weight_of
 
 if TYPE_CHECKING:
     from server_app.settings import Settings
@@ -34,15 +35,15 @@ def why_not_private(settings: Settings) -> str:
         return f"{wanted} needs dp-clip, the largest norm of an update"
     if not settings.dp_max_participations:
         return f"{wanted} needs dp-max-participations, how often a client may take part"
-    if settings.method.largest_weight is None:
+    if weight_of(settings.method) is None:
         return (
             f"{wanted}: with strategy {settings.strategy!r} it is not known how much one update "
             "changes; 'fedbuff' and 'fedasync' can be private"
         )
-    if settings.max_update_ratio:
+    if settings.max_update_norm or settings.max_update_ratio:
         return (
-            f"{wanted}: with max-update-ratio = {settings.max_update_ratio:g} the updates of some "
-            "decide whether those of others count; use max-update-norm"
+            f"{wanted}: whether an update counts must not depend on it, or on those of others; "
+            "leave max-update-norm and max-update-ratio at 0, dp-clip is the limit"
         )
     if settings.clock == "wall" and settings.checkpoint_versions != 1:
         return (

@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -16,8 +17,10 @@ from fedpsa_strategy import (
     FedFa,
     FedPSA,
 )
-from fedpsa_strategy.server.callbacks.privacy import epsilon_of
+from fedpsa_strategy.methods.fedbuff import FedBuffMethod, FedBuffRule
+from fedpsa_strategy.server.callbacks.privacy import epsilon_of, weight_of
 from fedpsa_strategy.server.checkpoint import Checkpointer, CheckpointStore
+from fedpsa_strategy.server.strategies import strategy_of
 from fedpsa_strategy.watch.run_state import RunState
 from support.grids import ScriptedGrid, model_arrays, update
 from support.runs import Killed, Recorder, run, virtual
@@ -262,6 +265,30 @@ def test_fedpsa_is_refused_because_updates_weigh_each_other():
     strategy = FedPSA(sketch_fn=lambda arrays: [1.0, 0.0], callbacks=[private()], **virtual(3))
     with pytest.raises(ValueError, match=r"not known for FedPSA: .* the weights of others"):
         strategy.begin(model_arrays())
+
+
+def test_what_is_known_of_one_rule_is_not_believed_of_another():
+    class Summed(FedBuffRule):
+        """Does whatever it likes."""
+
+    @dataclass(frozen=True)
+    class SummedMethod(FedBuffMethod):
+        rule = Summed
+
+    @dataclass(frozen=True)
+    class Renamed(FedBuffMethod):
+        """The same rule under another name."""
+
+    @dataclass(frozen=True)
+    class Known(SummedMethod):
+        @property
+        def largest_weight(self):
+            return 0.5
+
+    weights = [weight_of(method()) for method in (FedBuffMethod, SummedMethod, Renamed, Known)]
+    assert weights == [0.2, None, 0.2, 0.5]
+    with pytest.raises(ValueError, match="is not known for SummedMethod"):
+        strategy_of(SummedMethod)(callbacks=[private()], **virtual(3)).begin(model_arrays())
 
 
 def test_statistics_of_clients_data_are_refused():

@@ -135,7 +135,8 @@ PRIVATE = {
         ({"dp-max-participations": 0}, "needs dp-max-participations"),
         ({"strategy": "fedpsa"}, "with strategy 'fedpsa' it is not known how much"),
         ({"strategy": "ca2fl"}, "with strategy 'ca2fl' it is not known how much"),
-        ({"max-update-ratio": 3.0}, "use max-update-norm"),
+        ({"max-update-ratio": 3.0}, "dp-clip is the limit"),
+        ({"max-update-norm": 3.0}, "dp-clip is the limit"),
         ({"clock": "wall", "time-limit": 9.0}, "needs checkpoint-versions = 1"),
     ],
 )

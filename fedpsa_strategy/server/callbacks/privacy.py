@@ -25,6 +25,7 @@ import numpy as np
 
 from fedpsa_strategy.checks import check_range
 from fedpsa_strategy.errors import InvalidReplyError
+from fedpsa_strategy.methods.base import Method
 from fedpsa_strategy.methods.vectors import Vector, blocks
 from fedpsa_strategy.server.callbacks.base import Callback
 from fedpsa_strategy.server.callbacks.norm_guard import clipped
@@ -86,7 +87,8 @@ class DifferentialPrivacy(Callback):
         """Get ready; refuses methods and models for which the noise would not be enough."""
         super().begin(run)
         method = run.rule.settings
-        if method.largest_weight is None:
+        weight = weight_of(method)
+        if weight is None:
             raise ValueError(
                 f"DifferentialPrivacy: how much one update changes is not known for {method.label}:"
                 " it may outlive its version, or change the weights of others; FedBuff would do"
@@ -96,6 +98,7 @@ class DifferentialPrivacy(Callback):
                 f"DifferentialPrivacy: {shown_names(statistics)} are statistics of clients' data, "
                 "to which no noise is added: use GroupNorm or LayerNorm in place of BatchNorm"
             )
+        self._deviation = self.noise_multiplier * self.clip * weight
         seed = self.noise_seed
         self._secret = (
             secrets.token_bytes(32)
@@ -189,8 +192,6 @@ class DifferentialPrivacy(Callback):
             known.paused_until = 0.0
 
     def _noised(self, model: Vector) -> Vector:
-        weight = self.run.rule.settings.largest_weight
-        deviation = self.noise_multiplier * self.clip * weight
         # The model decides too: noise that is used twice, on models that differ, can be taken off.
         digest = hashlib.blake2b(key=self._secret, digest_size=16)
         digest.update(self._versions.to_bytes(8, "little"))
@@ -198,8 +199,19 @@ class DifferentialPrivacy(Callback):
         draw = np.random.Generator(np.random.Philox(key=np.frombuffer(digest.digest(), "<u8")))
         noised = np.empty_like(model)
         for part in blocks(len(model)):
-            noised[part] = model[part] + deviation * draw.standard_normal(len(model[part]))
+            noised[part] = model[part] + self._deviation * draw.standard_normal(len(model[part]))
         return noised
+
+
+def weight_of(method: Method) -> float | None:
+    """Return the largest weight of an update, if it is known for the rule that the method has."""
+    kind = type(method)
+    says: type[Method] = next(
+        base for base in kind.__mro__ if issubclass(base, Method) and "largest_weight" in vars(base)
+    )
+    if says is not Method and says.rule is not kind.rule:
+        return None  # what was said of another rule
+    return method.largest_weight
 
 
 @cache
