@@ -48,7 +48,8 @@ if TYPE_CHECKING:
         Rescaled,
     )
     from fedpsa_strategy.server.strategy import AsyncStrategy
-    from fedpsa_strategy.watch.runs import Comparison, Run, compare, load
+    from fedpsa_strategy.watch.comparison import Comparison, compare
+    from fedpsa_strategy.watch.runs import Run, load
 
 _PLACES = {
     "client.mod": ("fedpsa_mod",),
@@ -85,7 +86,8 @@ _PLACES = {
         "Rescaled",
     ),
     "server.strategy": ("AsyncStrategy",),
-    "watch.runs": ("Comparison", "Run", "compare", "load"),
+    "watch.comparison": ("Comparison", "compare"),
+    "watch.runs": ("Run", "load"),
 }
 _MODULE_OF = {name: module for module, names in _PLACES.items() for name in names}
 

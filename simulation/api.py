@@ -13,7 +13,8 @@ from fedpsa_strategy.checks import key_of
 from fedpsa_strategy.methods.base import Method
 from fedpsa_strategy.methods.registry import METHODS
 from fedpsa_strategy.seeds import derive
-from fedpsa_strategy.watch.runs import Comparison, NotARunError, compare
+from fedpsa_strategy.watch.comparison import Comparison, compare
+from fedpsa_strategy.watch.runs import NotARunError
 from fedpsa_strategy.watch.runs import Run as AnyRun
 from server_app.build import make_task
 from server_app.method_settings import as_text

@@ -9,8 +9,9 @@ from pathlib import Path
 import click
 
 from fedpsa_strategy.methods.registry import find_method
+from fedpsa_strategy.watch.comparison import Comparison, compare
 from fedpsa_strategy.watch.event_log import plain
-from fedpsa_strategy.watch.runs import Comparison, Run, compare
+from fedpsa_strategy.watch.runs import Run
 from server_app.settings import Settings
 from simulation.errors import Refused
 from simulation.experiments.cells import OWN_SPLIT, Cell, Label

@@ -31,8 +31,9 @@ def command(
 
     Runs that differ in nothing but their seed become one line with mean and standard deviation.
     """
+    from fedpsa_strategy.watch.comparison import compare
     from fedpsa_strategy.watch.event_log import plain
-    from fedpsa_strategy.watch.runs import compare, find_runs
+    from fedpsa_strategy.watch.runs import find_runs
 
     try:
         runs = [run for folder in folders for run in find_runs(folder)]
