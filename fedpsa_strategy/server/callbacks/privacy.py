@@ -150,7 +150,7 @@ class DifferentialPrivacy(Callback):
         run = self.run
         if run.in_flight or run.prepared or not run.clients.num_known:
             return None
-        if any(client.paused_until < math.inf for client in run.clients):
+        if any(self._with_another(c.index) <= self.max_participations for c in run.clients):
             return None
         return f"all clients have used up their {self.max_participations} participations"
 
