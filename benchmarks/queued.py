@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options.add_argument("--nodes", type=int, default=2)
     options.add_argument("--queued", type=int, nargs="+", default=[0, 1], help="tasks that wait")
     options.add_argument("--updates", type=int, default=40, help="of each run")
-    options.add_argument("--repeats", type=int, default=2)
+    options.set_defaults(repeats=2)
     options.add_argument("--dataset", default="digits")
     options.add_argument("--data-dir", default="")
     parsed = options.parse_args(arguments)
