@@ -20,6 +20,7 @@ from fedpsa_strategy.server.callbacks.base import Callback, hooks
 from fedpsa_strategy.server.clients import Client
 from fedpsa_strategy.server.events import Aggregated, Quarantined, Rejected, Uploaded
 from fedpsa_strategy.server.options import Failures, MessageForm, MetricsAggregator
+from fedpsa_strategy.server.pull import is_gone
 from fedpsa_strategy.server.run_state import RunState, Task
 from fedpsa_strategy.wire.contract import SECONDS
 from fedpsa_strategy.wire.replies import TrainReply, first_too_large, read_train_reply
@@ -102,6 +103,7 @@ class Apply:
                 task,
                 str(error),
                 quarantine=isinstance(error, _AT_ONCE),
+                silent=is_gone(message, task.node_id),
                 failed=not isinstance(error, TooStaleError),
             )
 
@@ -125,7 +127,8 @@ class Apply:
         quarantine : bool (default: False)
             Leave the node out at once, not only after several failures.
         silent : bool (default: False)
-            There was no reply. With real time the node is left out for a while, each time longer.
+            There was no reply. With real time the node is left out for a while, each time longer,
+            until it answers or joins again.
         failed : bool (default: True)
             Whether it is the client's failure.
         """

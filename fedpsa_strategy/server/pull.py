@@ -110,5 +110,12 @@ class Puller:
                 found.replies.append(reply)
 
 
+def is_gone(reply: Message, node_id: int) -> bool:
+    """Return whether this is Flower's word, and not the node's, that the node is gone."""
+    if not reply.has_error() or reply.metadata.src_node_id == node_id:
+        return False
+    return reply.error.code == NODE_UNAVAILABLE
+
+
 def _is_unavailable(reply: Message) -> bool:
     return reply.has_error() and reply.error.code == MESSAGE_UNAVAILABLE

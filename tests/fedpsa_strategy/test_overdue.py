@@ -3,7 +3,7 @@
 from itertools import pairwise
 
 import pytest
-from flwr.app import Error
+from flwr.app import Error, Message
 
 from fedpsa_strategy import FedAvg, FedBuff
 from fedpsa_strategy.server.callbacks.patience import Patience
@@ -236,3 +236,38 @@ def test_errors_are_no_response_times():
     strategy = FedBuff(buffer_size=2, max_in_flight=3)
     run(strategy, grid, num_versions=6)
     assert strategy.callbacks[-1].limit(0) == pytest.approx(60.0, rel=0.05)
+
+
+def test_a_node_that_flower_takes_for_dead_is_asked_again_when_it_joins():
+    """It has no chance to fail three times in a row before it is noticed to be gone."""
+    grid = fleet(3, 10.0)
+    dead, usual = min(grid.nodes), grid.pull_messages
+
+    def gone():
+        return 50 < grid.time.now < 200
+
+    def pull(message_ids):
+        replies = [m for m in usual(message_ids) if not (in_train(m) and gone() and is_dead(m))]
+        for key, (_, message) in list(grid.pending.items()):
+            if gone() and in_train(message) and message.metadata.dst_node_id == dead:
+                del grid.pending[key]
+                error = Message(Error(code=5, reason="Node Unavailable"), reply_to=message)
+                error.metadata.__dict__["_src_node_id"] = 1
+                replies.append(error)
+        return replies
+
+    def is_dead(message):
+        return message.metadata.src_node_id == dead
+
+    grid.pull_messages = pull
+    # Flower's list of nodes is looked at every five seconds.
+    grid.get_node_ids = lambda: [n for n in grid.nodes if n != dead or not gone()]
+    recorder = Recorder()
+    strategy = FedBuff(
+        buffer_size=1, max_in_flight=3, listeners=[recorder], limits=Limits(deadline=300.0)
+    )
+    run(strategy, grid, num_versions=10**6, timeout=3600.0)
+    assert len(recorder.of("reject")) == 1
+    assert len(recorder.of("leave")) == 1
+    again = [event for event in recorder.of("upload") if event.client == 0 and event.time > 200]
+    assert again[0].time < 230
