@@ -10,6 +10,7 @@ from hypothesis.extra import numpy as npst
 
 from fedpsa_strategy import FedBuff, FedPSA, Probe, make_reply
 from fedpsa_strategy.errors import InvalidReplyError
+from fedpsa_strategy.probe.state_dicts import arrays_of, load_arrays
 from fedpsa_strategy.server.checkpoint import Checkpointer, CheckpointStore
 from fedpsa_strategy.server.options import Failures, Training
 from fedpsa_strategy.wire.contract import DELTA, MARK, REPLY_ARRAYS
@@ -211,6 +212,39 @@ def test_audits_are_of_what_was_really_received(update_dtype):
     arrays = ArrayRecord(model().state_dict())
     run(strategy, grid, num_versions=5, arrays=arrays, config=probe.config())
     assert len(recorder.of("upload")) == 10
+    assert not recorder.of("reject")
+
+
+@formats
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_models_of_other_formats_pass_audits_too(dtype, update_dtype):
+    def made():
+        return model().to(dtype)
+
+    def behaviour(message):
+        local = made()
+        load_arrays(local, message.content["arrays"])
+        torch.manual_seed(message.content["config"]["seed"] % 2**32)
+        with torch.no_grad():
+            for parameter in local.parameters():
+                parameter += 0.05 * torch.randn_like(parameter)
+        return make_reply(message, local, num_examples=8).content
+
+    probe = Probe.gaussian(made(), (5,), num_classes=3, size=16)
+    recorder = Recorder()
+    strategy = FedPSA(
+        sketch_fn=probe.sketch_fn(made()),
+        buffer_size=2,
+        max_in_flight=2,
+        audit_fraction=1.0,
+        audit_tolerance=1e-6,
+        training=Training(update_dtype=update_dtype),
+        listeners=[recorder],
+        **virtual(4),
+    )
+    grid = ScriptedGrid(4, behaviour)
+    run(strategy, grid, num_versions=3, arrays=arrays_of(made()), config=probe.config())
+    assert len(recorder.of("upload")) == 6
     assert not recorder.of("reject")
 
 
