@@ -3,7 +3,9 @@
 import importlib
 import itertools
 import json
+import os
 import re
+import sys
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
@@ -12,6 +14,7 @@ import pytest
 from benchmarks import (
     engines,
     jobs,
+    large_model,
     machine,
     nodes,
     queued,
@@ -187,6 +190,34 @@ BENCHMARK {3} {4}
 BENCHMARK END {5}
 \x1b[92mINFO {6}\x1b[0m:      Sent successfully
 """
+
+
+def test_the_large_model_is_as_large_as_it_says(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", "/elsewhere")
+    with large_model.the_task(1_000_000) as name:
+        folder, _, rest = os.environ["PYTHONPATH"].partition(os.pathsep)
+        monkeypatch.syspath_prepend(folder)
+        model = importlib.import_module(name).make_model(0)
+    monkeypatch.delitem(sys.modules, name)
+    assert rest == os.environ["PYTHONPATH"] == "/elsewhere"
+    found = sum(parameter.numel() for parameter in model.parameters())
+    assert found == pytest.approx(1_000_000, rel=0.01)
+
+
+def test_a_checkpoint_of_a_large_model_holds_it_once():
+    found = large_model.measure_checkpoint(100_000)
+    assert 400_000 < found["bytes"] < 410_000
+
+
+@pytest.mark.slow
+@pytest.mark.engine
+def test_large_model(tmp_path):
+    options = ["--parameters", "100000", "--updates", "2", "--formats", "float32", "int8"]
+    large_model.main([*options, "--out", str(tmp_path)])
+    page, data = results(tmp_path, "large_model")
+    assert data["runs"]["int8"]["bytes_up"] < 0.3 * data["runs"]["float32"]["bytes_up"]
+    assert {"SuperLink", "ServerApp"} < data["runs"]["float32"]["memory"].keys()
+    assert "| int8 |" in page
 
 
 def test_parts_of_an_update_are_read_from_a_nodes_log():
