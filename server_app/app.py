@@ -119,7 +119,9 @@ def _run(
         run_dir.write_config(settings.to_run_config())
         keep = 0 if saved is None else _replay(saved, settings, run_dir, status)
         with ExitStack() as stack:
-            event_log = stack.enter_context(EventLog(run_dir.events_path, keep))
+            event_log = stack.enter_context(
+                EventLog(run_dir.events_path, keep, part_size=int(settings.events_part_mb * 1e6))
+            )
             strategy.listeners.insert(0, event_log)
             for tracker in open_trackers(settings, run_dir.path):
                 stack.enter_context(tracker)

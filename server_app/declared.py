@@ -255,6 +255,9 @@ class Declared(_MethodSettings):
         30.0, "real seconds between two checkpoints; 0: not by time", least=0
     )
     checkpoint_keep: int = setting(2, "checkpoints that are kept", least=1)
+    events_part_mb: float = setting(
+        0.0, "put events.jsonl aside and begin a new one after so many MB; 0: never", least=0
+    )
     resume: str = setting(
         "", "true: resume from the newest checkpoint in run-dir; or the path of a run or checkpoint"
     )

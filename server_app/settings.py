@@ -42,6 +42,7 @@ MAY_CHANGE = {
     "checkpoint-versions",
     "checkpoint-seconds",
     "checkpoint-keep",
+    "events-part-mb",
     "resume",
     "run-dir",
     "tags",

@@ -211,9 +211,72 @@ def deploy(**given: Any) -> int:
     return _launch(arguments, "processes", Resources(warm=warm))
 
 
+@click.command(
+    "unattended",
+    cls=LaunchCommand,
+    short_help="run on a SuperLink, again and again until the run is complete",
+    epilog=examples(
+        "fedpsa unattended --superlink mine --run-dir runs/long --set clock=wall --clients 20"
+    ),
+)
+@click.option(
+    "--superlink",
+    default="",
+    metavar="NAME",
+    show_default="Flower's default",
+    help="The SuperLink, by its name in Flower's configuration.",
+)
+@click.option("--clients", type=click.IntRange(1, 1_000_000), metavar="N", help="How many nodes.")
+@click.option(
+    "--attempts",
+    type=click.IntRange(1, 1000),
+    default=5,
+    show_default=True,
+    metavar="N",
+    help="Give up after so many submissions in a row without a new checkpoint.",
+)
+@click.option(
+    "--pause",
+    type=FiniteRange(0, 86_400),
+    default=10.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Before the first resubmission; doubled with each in a row, up to ten minutes.",
+)
+@_common
+def unattended(**given: Any) -> int:
+    """Run on a SuperLink that is there already, and submit the run again after it died.
+
+    Each attempt goes on from the newest checkpoint, whether the server or the SuperLink died. Start
+    it where the run's folder is seen: on the SuperLink's machine, or where it is shared.
+    """
+    from simulation.unattended import Patience, Unattended
+
+    patience = Patience(given.pop("attempts"), given.pop("pause"))
+    superlink = given.pop("superlink")
+    arguments = SimpleNamespace(**given, clock="wall", default_clients=1)
+    app = arguments.app.resolve()
+    run_config = build_run_config(arguments, default_run_config(app), datetime.now(UTC))
+    if "run-dir" not in run_config:
+        raise Refused("--app: an app without the setting 'run-dir' cannot go on where it was.")
+    if arguments.show_config or arguments.as_json:
+        raise Refused("--show-config and --json go with `run` and `deploy`.")
+    print(f"Results go to {run_config['run-dir']}", flush=True)
+    Unattended(app, run_config, superlink=superlink, patience=patience).run()
+    print(f"Completed; the results are in {run_config['run-dir']}", flush=True)
+    return 0
+
+
 COMMANDS: dict[str, click.Command] = {
     command.name or "": command
-    for command in (run, deploy, experiments.reproduce, experiments.list_, experiments.report)
+    for command in (
+        run,
+        deploy,
+        unattended,
+        experiments.reproduce,
+        experiments.list_,
+        experiments.report,
+    )
 }
 
 

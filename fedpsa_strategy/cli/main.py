@@ -22,6 +22,7 @@ _EVERYWHERE = ("new", "doctor", "dashboard", "compare")
 _IN_CHECKOUT = {
     "run": "train with simulated clients on this machine",
     "deploy": "train on real Flower processes that talk gRPC",
+    "unattended": "run on a SuperLink, again and again until the run is complete",
     "reproduce": "make a table or a figure of the paper",
     "list": "show the tables and figures that `reproduce` makes",
     "report": "put all results into one page",

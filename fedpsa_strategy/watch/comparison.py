@@ -16,7 +16,7 @@ MEASURED = ("accuracy", "best_accuracy", "loss", "area_under_curve", "versions",
 # Settings that say where and how a run was run, or are told in columns of their own.
 _ELSEWHERE = {
     *("run-dir", "data-dir", "cache-dir", "runs-dir", "resume", "tags", "status-interval"),
-    *("checkpoint-versions", "checkpoint-seconds", "checkpoint-keep", "threads"),
+    *("checkpoint-versions", "checkpoint-seconds", "checkpoint-keep", "events-part-mb", "threads"),
     *("tensorboard", "mlflow", "wandb", "prometheus"),
     *("device", "reply-timeout", "node-timeout", "strategy", "dataset", "task", "seed"),
 }

@@ -21,6 +21,7 @@ from typing import Any
 
 from fedpsa_strategy.files import open_regular
 from fedpsa_strategy.server.events import Event, event_from_dict
+from fedpsa_strategy.watch.parts import cut, full_part, lines_of, parts_of
 
 log = logging.getLogger("flwr")
 
@@ -43,18 +44,29 @@ class EventLog:
         so is a line that is not complete.
     wall : Callable[[], float] (default: time.time)
         Real time, which every line carries beside the run's own.
+    part_size : int (default: 0)
+        Bytes after which the file is put aside as a full part and a new one begins; 0: never. See
+        `fedpsa_strategy.watch.parts`.
 
     Attributes
     ----------
     size : int
-        The bytes in the file.
+        The bytes in the log, those of full parts included.
     """
 
-    def __init__(self, path: Path, keep: int = 0, wall: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        path: Path,
+        keep: int = 0,
+        wall: Callable[[], float] = time.time,
+        part_size: int = 0,
+    ) -> None:
         self.size = complete_size(path, keep)
         self._path = path
+        self._start = cut(path, self.size)  # of the file in the log
+        self._part_size = part_size
         self._file = path.open("ab", buffering=0)
-        self._file.truncate(self.size)
+        self._file.truncate(self.size - self._start)
         self._wall = wall
         self._pending = b""
 
@@ -87,10 +99,30 @@ class EventLog:
             if written != len(self._pending):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
-            self._file.truncate(self.size)
+            self._file.truncate(self.size - self._start)
             raise OSError(error.errno, error.strerror, str(self._path)) from error
         self.size += written
         self._pending = b""
+        if self._part_size and self.size - self._start >= self._part_size:
+            self._begin_part()
+
+    def _begin_part(self) -> None:
+        """Put the file aside, and go on in a new one; if that is impossible, go on in this one."""
+        full = full_part(self._path, self._start)
+        try:
+            os.fsync(self._file.fileno())
+            self._path.rename(full)
+            try:
+                new = self._path.open("ab", buffering=0)
+            except OSError:
+                full.rename(self._path)
+                raise
+        except OSError as error:
+            log.warning("the events go on in one file: %s", error)
+            self._part_size = 0
+            return
+        self._file.close()
+        self._file, self._start = new, self.size
 
     def __enter__(self) -> EventLog:
         return self
@@ -137,32 +169,27 @@ def read_events(
     Parameters
     ----------
     path : Path
-        The file; if there is none, there are no events.
+        The file that is written to; if there is none, and no full part, there are no events.
     size : int | None (default: None)
-        Read at most this many bytes.
+        Read at most this many bytes, those of full parts included.
     kinds : Collection[str] | None (default: None)
         The kinds of events that are wanted; lines of others are not even decoded.
     """
     starts = tuple(f'{{"event": "{kind}"'.encode() for kind in kinds or ())
     damaged: list[int] = []
-    left = math.inf if size is None else size
     try:
-        with open_regular(path) as file:
-            for number, line in enumerate(file, 1):
-                left -= len(line)
-                if left < 0:
-                    break
-                if starts and not line.startswith(starts) and line.startswith(b'{"event": "'):
-                    continue
-                try:
-                    event = event_from_dict(parse_line(line))
-                except (ValueError, TypeError):
-                    damaged.append(number)
-                    continue
-                except KeyError:  # a kind that a newer version has
-                    continue
-                if kinds is None or event.kind in kinds:
-                    yield event
+        for number, line in enumerate(lines_of(path, size), 1):
+            if starts and not line.startswith(starts) and line.startswith(b'{"event": "'):
+                continue
+            try:
+                event = event_from_dict(parse_line(line))
+            except (ValueError, TypeError):
+                damaged.append(number)
+                continue
+            except KeyError:  # a kind that a newer version has
+                continue
+            if kinds is None or event.kind in kinds:
+                yield event
     except FileNotFoundError:
         log.warning("%s is missing: its events are lost", path)
     if damaged:
@@ -173,17 +200,15 @@ def read_events(
 
 def complete_size(path: Path, limit: int) -> int:
     """Return how many of the first `limit` bytes of a log are complete lines."""
-    try:
-        with open_regular(path) as file:
-            size = min(limit, os.fstat(file.fileno()).st_size)
+    for part in reversed(parts_of(path)):
+        with open_regular(part.path) as file:
+            size = max(min(limit - part.start, part.size), 0)
             while size:  # usually the first look finds a line's end
                 start = max(size - 4096, 0)
                 file.seek(start)
                 if end := file.read(size - start).rfind(b"\n") + 1:
-                    return start + end
+                    return part.start + start + end
                 size = start
-    except FileNotFoundError:
-        pass
     return 0
 
 

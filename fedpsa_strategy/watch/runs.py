@@ -22,6 +22,7 @@ from fedpsa_strategy.files import open_regular, write_atomically
 from fedpsa_strategy.server.clock import DAY
 from fedpsa_strategy.watch.curve import draw_curves
 from fedpsa_strategy.watch.event_log import parse_line, read_events
+from fedpsa_strategy.watch.parts import lines_of, parts_of
 from fedpsa_strategy.watch.run_state import Curve, RunState
 
 Row = dict[str, Any]
@@ -165,14 +166,14 @@ class Run:
     def _state(self) -> RunState:
         state = RunState()
         path = self.folder / "events.jsonl"
-        if path.exists():
+        if parts_of(path):
             for event in read_events(path):
                 state(event)
         return state
 
     def _events(self) -> Iterator[Row]:
-        with suppress(FileNotFoundError), open_regular(self.folder / "events.jsonl") as file:
-            for line in file:
+        with suppress(FileNotFoundError):
+            for line in lines_of(self.folder / "events.jsonl"):
                 with suppress(ValueError):
                     event = parse_line(line)
                     event.pop("crc32", None)

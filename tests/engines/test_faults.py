@@ -1,9 +1,11 @@
 """Faults against real processes: the run goes on or resumes, and the events tell what happened."""
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from simulation.engines.flower.submit import STOP_REQUEST
 from simulation.engines.grpc import Deployment
 from simulation.engines.local.run import run_locally
 from simulation.errors import RunFailed
+from simulation.experiments.processes import set_options
 from support.engines import (
     APP,
     WALL,
@@ -392,3 +395,40 @@ def test_all_processes_may_be_stopped_for_longer_than_messages_live(deployment, 
     check_same(run.wait(timeout=400), whole)
     assert events(settings["run-dir"], "resend")
     assert not events(settings["run-dir"], "reject")
+
+
+def test_an_unattended_run_is_submitted_again_until_it_is_complete(whole, tmp_path):
+    settings = config(tmp_path, "killed", clock="virtual", **{"num-server-rounds": 5})
+    folder = settings["run-dir"]
+
+    def versions():
+        return len(events(folder, "aggregate"))
+
+    with Deployment(APP, num_nodes=3, database=tmp_path / "superlink.db") as deployment:
+        link = deployment.superlink
+        command = ["unattended", "--superlink", link.connection, "--pause", "2", "--attempts", "9"]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "simulation", *command, *set_options(settings)],
+            cwd=APP,
+            env=link.group.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        try:
+            wait_for(lambda: versions() >= 1, what="version 1")
+            (pid,) = processes_named(deployment, "flwr-serverapp")
+            os.kill(pid, signal.SIGKILL)
+            killed_at = versions()
+            wait_for(lambda: versions() > killed_at, what="a version after the server's death")
+            os.kill(deployment.superlink_pid, signal.SIGKILL)
+            wait_for(
+                lambda: not processes_named(deployment, "flwr-serverapp"), what="the server's end"
+            )
+            deployment.restart_superlink()
+            output, _ = process.communicate(timeout=600)
+        finally:
+            process.kill()
+    assert process.returncode == 0, output
+    assert output.count("was submitted to go on") >= 2
+    check_same(json.loads((Path(folder) / "summary.json").read_text()), whole)

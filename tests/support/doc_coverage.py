@@ -88,6 +88,8 @@ BY_TEST = {
     " --app docs/examples/lora": "tests/dropin/test_lora.py::test_it_learns_before_and_after",
     ".venv/bin/python -m simulation run --clients 10 --app docs/examples/scikit_learn": "tests/"
     "dropin/test_scikit_learn.py::test_it_runs_on_ray",
+    ".venv/bin/python -m simulation unattended": "tests/engines/test_faults.py::"
+    "test_an_unattended_run_is_submitted_again_until_it_is_complete",
     ".venv/bin/ray start": _CLUSTER + "test_two_machines_make_the_model_that_one_makes",
     ".venv/bin/python -m simulation run --ray-address": _CLUSTER
     + "test_two_machines_make_the_model_that_one_makes",

@@ -100,7 +100,7 @@ class Run:
             if not lines:
                 return 0  # an incomplete line is not there yet
             if time.monotonic() >= give_up:
-                return max(self._tail.path.stat().st_size - self._tail.offset, 0)
+                return self._tail.unread
 
     def _title(self) -> str | None:
         """Return what experiments call their cell, whose folder is named by a hash."""

@@ -8,7 +8,7 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -156,51 +156,60 @@ class SuperLink:
             return False
 
     def flwr(self, *arguments: str, timeout: float = 60.0) -> dict[str, Any]:
-        """Run a ``flwr`` command on this SuperLink and return its JSON answer.
+        """Run a ``flwr`` command on this SuperLink and return its JSON answer; see `flwr_json`."""
+        return flwr_json(*arguments, environment=self.group.environment, timeout=timeout)
 
-        Parameters
-        ----------
-        arguments : str
-            The command; the connection's name and the format are added.
-        timeout : float (default: 60.0)
-            Seconds before the command counts as failed.
 
-        Raises
-        ------
-        LaunchFailed
-            If the command fails; the text is Flower's own.
-        """
-        command = ["flwr", *arguments, "--format", "json"]
-        try:
-            done = subprocess.run(
-                command,
-                env=self.group.environment,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                encoding="utf-8",
-                errors="replace",
-                timeout=timeout,
-                check=False,
-                # Ctrl-C in a terminal is for the launcher, which then decides.
-                start_new_session=True,
-            )
-        except subprocess.TimeoutExpired:
-            raise LaunchFailed(f"`flwr {arguments[0]}` did not end in {timeout:.0f} s.") from None
-        answer: dict[str, Any] = {}
-        with contextlib.suppress(json.JSONDecodeError):
-            answer = json.loads(done.stdout)
-        if answer.get("success"):
-            return answer
-        failed = f"`flwr {arguments[0]}` failed"
-        if message := answer.get("error-message"):
-            lines = [line.strip() for line in message.splitlines()]
-            # Flower says first where it connected to.
-            said = [line for line in lines if line and not line.startswith("Using SuperLink")]
-            raise LaunchFailed(f"{failed}: {' '.join(said)}")
-        raise LaunchFailed(
-            f"{failed} with exit code {done.returncode}.", log_tail=(done.stderr or done.stdout)
+def flwr_json(
+    *arguments: str, environment: Mapping[str, str] | None = None, timeout: float = 60.0
+) -> dict[str, Any]:
+    """Run a ``flwr`` command and return its JSON answer.
+
+    Parameters
+    ----------
+    arguments : str
+        The command; the format is added.
+    environment : Mapping[str, str] | None (default: None)
+        Its environment variables; this process's own by default.
+    timeout : float (default: 60.0)
+        Seconds before the command counts as failed.
+
+    Raises
+    ------
+    LaunchFailed
+        If the command fails; the text is Flower's own.
+    """
+    command = ["flwr", *arguments, "--format", "json"]
+    try:
+        done = subprocess.run(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=timeout,
+            check=False,
+            # Ctrl-C in a terminal is for the launcher, which then decides.
+            start_new_session=True,
         )
+    except subprocess.TimeoutExpired:
+        raise LaunchFailed(f"`flwr {arguments[0]}` did not end in {timeout:.0f} s.") from None
+    answer: dict[str, Any] = {}
+    with contextlib.suppress(json.JSONDecodeError):
+        answer = json.loads(done.stdout)
+    if answer.get("success"):
+        return answer
+    failed = f"`flwr {arguments[0]}` failed"
+    if message := answer.get("error-message"):
+        lines = [line.strip() for line in message.splitlines()]
+        # Flower says first where it connected to.
+        said = [line for line in lines if line and not line.startswith("Using SuperLink")]
+        raise LaunchFailed(f"{failed}: {' '.join(said)}")
+    raise LaunchFailed(
+        f"{failed} with exit code {done.returncode}.", log_tail=(done.stderr or done.stdout)
+    )
 
 
 @contextlib.contextmanager

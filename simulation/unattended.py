@@ -1,0 +1,187 @@
+"""Runs on a SuperLink that is there already, submitted again after they died."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from server_app.places import SUMMARY, holds_run
+from simulation.engines.flower.staging import staged_app
+from simulation.engines.flower.submit import STOP_REQUEST, fingerprint
+from simulation.engines.flower.superlink import flwr_json
+from simulation.environment import ConfigValue, format_run_config
+from simulation.errors import LaunchFailed, RunFailed
+
+_POLL_SECONDS = 2.0
+_SILENT_SECONDS = 30.0  # after which a SuperLink that does not answer counts as gone
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How often a run is submitted again.
+
+    Parameters
+    ----------
+    attempts : int (default: 5)
+        Submissions in a row that may end without a new checkpoint.
+    pause : float (default: 10.0)
+        Seconds before the first of these in a row; each further pause is twice as long.
+    longest : float (default: 600.0)
+        Seconds that no pause exceeds.
+    """
+
+    attempts: int = 5
+    pause: float = 10.0
+    longest: float = 600.0
+
+    def before(self, failures: int) -> float:
+        """Return the pause after so many attempts in a row without a new checkpoint."""
+        return min(self.pause * 2.0 ** (failures - 1), self.longest)
+
+
+class Unattended:
+    """A run that goes on until it is complete.
+
+    Its folder must be one that this process sees: it looks there for the summary and for
+    checkpoints, from which the next attempt goes on.
+
+    Parameters
+    ----------
+    app_dir : Path
+        The folder with the app's pyproject.toml.
+    run_config : Mapping[str, bool | int | float | str]
+        What differs from the app's own run config; ``run-dir`` among it, an absolute path.
+    superlink : str (default: "")
+        The name of the SuperLink in Flower's configuration; empty: its default.
+    patience : Patience
+        When to give up.
+    say : Callable[[str], None] (default: print)
+        Told what happens.
+    sleep : Callable[[float], None] (default: time.sleep)
+        Waits.
+    """
+
+    def __init__(
+        self,
+        app_dir: Path,
+        run_config: Mapping[str, ConfigValue],
+        *,
+        superlink: str = "",
+        patience: Patience | None = None,
+        say: Callable[[str], None] | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.app_dir = app_dir
+        self.run_config = dict(run_config)
+        self.run_dir = Path(str(run_config["run-dir"]))
+        self.superlink = [superlink] if superlink else []
+        self.patience = patience or Patience()
+        self.say = say or (lambda text: print(text, file=sys.stderr, flush=True))
+        self.sleep = sleep
+        self._before = fingerprint(self.run_dir / SUMMARY)
+
+    def run(self) -> dict[str, Any]:
+        """Submit the run until it is complete; return its summary.
+
+        Raises
+        ------
+        RunFailed
+            If somebody stopped it, or too many attempts in a row brought no new checkpoint.
+        """
+        failures = 0
+        while True:
+            before = self._newest_checkpoint()
+            reason, summary = self._attempt()
+            # Not of this attempt alone: one that was thought dead may have gone on.
+            latest = self._summary(self._before)
+            if latest is not None and latest.get("status") == "completed":
+                return latest
+            if reason == "finished:stopped" or self._was_stopped(summary):
+                raise RunFailed("The run was stopped; the same command goes on from there.")
+            failures = 1 if self._newest_checkpoint() != before else failures + 1
+            error = (summary or {}).get("error")
+            told = f"The run ended: {error or reason}."
+            if failures >= self.patience.attempts:
+                raise RunFailed(
+                    f"{told} {failures} attempts in a row brought no new checkpoint.",
+                    summary=summary,
+                )
+            pause = self.patience.before(failures)
+            self.say(f"{told} It is submitted again in {pause:.0f} s.")
+            self.sleep(pause)
+
+    def _attempt(self) -> tuple[str, dict[str, Any] | None]:
+        """Submit the run and wait for its end; return how it ended, and its new summary."""
+        config = dict(self.run_config)
+        if self._newest_checkpoint() is not None:
+            config["resume"] = "true"
+        elif holds_run(self.run_dir):
+            self._put_aside()
+        before = fingerprint(self.run_dir / SUMMARY)
+        try:
+            run_id = self._submit(config)
+            self.say(f"Run {run_id} was submitted{' to go on' if 'resume' in config else ''}.")
+            end = self._wait(run_id)
+        except LaunchFailed as failure:  # no SuperLink, or one that does not know the run any more
+            end = failure.reason
+        return end, self._summary(before)
+
+    def _submit(self, config: Mapping[str, ConfigValue]) -> str:
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            staged_app(self.app_dir, Path(folder)) as app,
+        ):
+            options = ["--run-config", format_run_config(config)]
+            return str(flwr_json("run", str(app), *self.superlink, *options)["run-id"])
+
+    def _wait(self, run_id: str) -> str:
+        """Return Flower's status of a run that has ended."""
+        heard = time.monotonic()
+        while True:
+            try:
+                runs = flwr_json("list", *self.superlink, "--run-id", run_id)["runs"]
+            except LaunchFailed:
+                if time.monotonic() - heard > _SILENT_SECONDS:
+                    raise
+            else:
+                heard = time.monotonic()
+                status = str(runs[0]["status"])
+                if status.startswith("finished"):
+                    return status
+            self.sleep(_POLL_SECONDS)
+
+    def _newest_checkpoint(self) -> str | None:
+        """Return the name of the newest checkpoint."""
+        found = sorted(self.run_dir.glob("checkpoints/*.ckpt"))
+        return found[-1].name if found else None
+
+    def _put_aside(self) -> None:
+        """Rename the folder of a run that never came to a checkpoint: it has to begin anew."""
+        number = 1
+        while (aside := self.run_dir.with_name(f"{self.run_dir.name}.begun-{number}")).exists():
+            number += 1
+        os.rename(self.run_dir, aside)  # noqa: PTH104 - fails where Path.rename would move
+        self.say(f"The run died before its first checkpoint; its folder is {aside} now.")
+
+    def _summary(self, before: object) -> dict[str, Any] | None:
+        """Return the summary that this attempt wrote."""
+        path = self.run_dir / SUMMARY
+        if fingerprint(path) in (None, before):
+            return None
+        try:
+            found = json.loads(path.read_bytes())
+        except (OSError, ValueError):
+            return None
+        return found if isinstance(found, dict) else None
+
+    def _was_stopped(self, summary: Mapping[str, Any] | None) -> bool:
+        """Tell whether a person asked the run to stop, by the file for that."""
+        asked = (self.run_dir / STOP_REQUEST).exists()
+        return asked and summary is not None and summary.get("status") == "stopped"
