@@ -237,6 +237,8 @@ def _method(name: str) -> str:
             f"There is no method {name!r}; there are {', '.join(METHODS)}, and methods of others as"
             " module:Class."
         ) from None
+    if METHODS.get(label) == {"strategy": name}:  # one of ours by the name that `strategy` takes
+        return label
     label = name if label in METHODS else label
     METHODS[label] = {"strategy": name}
     return label

@@ -149,15 +149,16 @@ def test_options_narrow_an_experiment() -> None:
     )
     assert len(EXPERIMENTS["table-accuracy"].cells(options)) == 2 * len(METHODS) * 3
     arguments = parsed(
-        *("reproduce", "table-accuracy", "--methods", "fedpsa,uniform", "--seeds", "0,4-6"),
+        *("reproduce", "table-accuracy", "--methods", "fedpsa,uniform,fedac", "--seeds", "0,4-6"),
         *("--days", "0.5", "--set", "lr=1", "--set", "data-dir=/here", "--lr-decay-per", "upload"),
     )
     options = read_options(arguments)
-    assert options.methods == ("FedPSA", CONTROL)
+    assert options.methods == ("FedPSA", CONTROL, "FedAC weights")
     assert options.seeds == (0, 4, 5, 6)
     assert options.extra == {"lr": 1.0, "data-dir": "/here"}
     assert command_text("table-accuracy", arguments) == (
-        "python -m simulation reproduce table-accuracy --datasets fmnist --methods fedpsa,uniform"
+        "python -m simulation reproduce table-accuracy --datasets fmnist"
+        " --methods fedpsa,uniform,fedac"
         " --seeds 0,4,5,6 --days 0.5 --lr-decay-per upload --set lr=1"
     )
 
