@@ -156,6 +156,34 @@ def test_their_probes_make_the_same_sketch_each_time(name):
     assert any(probe(model))
 
 
+class MaskedWords(nn.Module):
+    """A layer that sees masked words alone, as many as there are samples: by chance."""
+
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(WORDS, 6).requires_grad_(False)
+        self.first, self.head = nn.Linear(6, 5), nn.Linear(5, CLASSES)
+
+    def forward(self, tokens):
+        masked = tokens == 0
+        hidden = torch.tanh(self.first(self.words(torch.roll(tokens, 1, 1))[masked]))
+        totals = torch.zeros(len(tokens), 5, dtype=hidden.dtype)
+        return self.head(totals.index_add(0, masked.nonzero()[:, 0], hidden))
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("samples", [2, 3, 6, 9, 40])
+def test_rows_that_are_as_many_as_the_samples_by_chance(samples, seed):
+    model, generator = made(MaskedWords), torch.Generator().manual_seed(seed)
+    tokens = torch.randint(1, WORDS, (samples, LENGTH), generator=generator)
+    places = torch.randperm(samples * LENGTH, generator=generator)[:samples]
+    tokens.view(-1)[places] = 0
+    targets = torch.arange(samples) % CLASSES
+    expected = definition(model, tokens, targets)
+    found = sensitivity(model, tokens, targets).double()
+    torch.testing.assert_close(found, expected, rtol=2e-6, atol=2e-6 * float(expected.mean()))
+
+
 def test_the_vectorised_way_is_tried_once_per_model(monkeypatch):
     calls = []
     way = per_sample.vectorised
