@@ -49,13 +49,13 @@ test: lint types  ## lint, types and tests, with one run on each of Flower's eng
 test-all: lint types  ## all tests, also those that take minutes
 	$(BIN)/python -m pytest -m 'slow or not slow'
 
-# A Flower whose nodes talk HTTP, with what it needs; the app and the strategies are the same.
+# A Flower whose nodes talk HTTP, with what it needs; the app and the strategies are the same. 1.42
+# asks for a certifi that not every index has yet, and runs with what 1.41 needs.
 LATEST := .venv-latest
 $(LATEST)/.installed: pyproject.toml constraints.txt
 	test -x $(LATEST)/bin/python || $(PYTHON) -m venv $(LATEST)
-	grep -E '^torch(vision)?==' constraints.txt > $(LATEST)/constraints.txt
-	$(LATEST)/bin/python $(PIP_INSTALL) --constraint $(LATEST)/constraints.txt \
-	    --editable '.[dev]' 'flwr[simulation]==1.41.0'
+	$(LATEST)/bin/python $(PIP_INSTALL) --constraint constraints.txt --editable '.[dev]'
+	$(LATEST)/bin/python $(PIP_INSTALL) 'flwr[simulation]==1.41.0'
 	$(LATEST)/bin/python $(PIP_INSTALL) --no-deps 'flwr==1.42.0'
 	touch $@
 

@@ -68,18 +68,21 @@ class WarmNode:
 
     def processes(self):
         """The keeper, the warm process, and its children, in this order."""
-        found = []
+        parents = {}
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
                 command = process.cmdline()
                 if str(self.folder) in command and any("warm.py" in word for word in command):
-                    found.append(process)
-        by_parent = {process.ppid(): process for process in found}
-        keeper = next((p for p in found if p.ppid() not in {q.pid for q in found}), None)
-        ordered = [keeper] if keeper else []
-        while ordered and ordered[-1].pid in by_parent and len(ordered) < 2:
-            ordered.append(by_parent[ordered[-1].pid])
-        return ordered + [process for process in found if process not in ordered]
+                    parents[process] = process.ppid()
+        pids = {process.pid for process in parents}
+        by_depth = []
+        for process, parent in parents.items():
+            depth = 0
+            while parent in pids:
+                depth += 1
+                parent = next(up for other, up in parents.items() if other.pid == parent)
+            by_depth.append((depth, process.pid, process))
+        return [process for *_, process in sorted(by_depth, key=lambda found: found[:2])]
 
     @property
     def warm(self):
