@@ -12,6 +12,7 @@ from typing import NamedTuple
 import pytest
 
 from benchmarks import (
+    cluster,
     engines,
     jobs,
     large_model,
@@ -178,6 +179,16 @@ def test_superlink(tmp_path):
     assert [run["updates"] for run in record["runs"]] == [1, 2]
     assert record["runs"][1]["update_seconds"]["repeats"] == 2
     assert "One more idle node" in page
+
+
+@pytest.mark.slow
+@pytest.mark.engine
+def test_cluster(tmp_path):
+    cluster.main(["--cells", "2", "--days", "0.005", "--repeats", "1", "--out", str(tmp_path)])
+    page, record = results(tmp_path, "cluster")
+    assert record["cases"].keys() == cluster.CASES.keys()
+    assert all(rate > 0 for runs in record["cases"].values() for rate, _ in runs)
+    assert "two Ray nodes" in page
 
 
 NODE_LOG = """\
