@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import os
@@ -9,23 +10,30 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
-from flwr.app import Array, ArrayRecord
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+from torch import nn
 
 from benchmarks.jobs import ROOT
-from benchmarks.measure import Spread
+from benchmarks.measure import Spread, cpu_seconds_of, peak_memory
 from benchmarks.report import Report, parser, with_unit
 from benchmarks.superlink import update_seconds
-from fedpsa_strategy import FedBuff
+from fedpsa_strategy import FedBuff, make_reply
 from fedpsa_strategy.server.checkpoint import CheckpointStore
 from fedpsa_strategy.server.snapshot import take_snapshot
-from fedpsa_strategy.wire.update_dtype import UPDATE_DTYPES
+from fedpsa_strategy.wire.contract import DELTA, REPLY_ARRAYS
+from fedpsa_strategy.wire.layout import Layout
+from fedpsa_strategy.wire.replies import count_bytes, read_train_reply
+from fedpsa_strategy.wire.update_dtype import UPDATE_DTYPE_KEY, UPDATE_DTYPES
 from simulation.engines.grpc import Deployment
 
 _TASK = """
@@ -173,6 +181,45 @@ def measure_run(
     }
 
 
+def measure_formats(parameters: int, formats: Sequence[str]) -> dict[str, dict[str, float]]:
+    """Make a reply as a client does and read it as the server does, without anything between."""
+    torch.set_num_threads(1)
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
+    model = nn.ParameterDict({"w": nn.Parameter(torch.zeros(parameters))})
+    arrays = ArrayRecord(model.state_dict())
+    layout = Layout(arrays)
+    start = layout.read(arrays)
+    with torch.no_grad():
+        model["w"].normal_(generator=torch.Generator().manual_seed(0))
+    found = {}
+    for update_dtype in formats:
+        config: Any = {REPLY_ARRAYS: DELTA, "seed": 1, UPDATE_DTYPE_KEY: update_dtype}
+        content = RecordDict({"arrays": arrays, "config": ConfigRecord(config)})
+        message = Message(content, dst_node_id=1, message_type=MessageType.TRAIN)
+        message.metadata.__dict__["_message_id"] = "m1"
+        replies: list[Message] = []
+        figures: dict[str, float] = {}
+
+        def make(message: Message = message, replies: list[Message] = replies) -> None:
+            replies.append(make_reply(message, model, num_examples=1))
+
+        def read(replies: list[Message] = replies, name: str = update_dtype) -> None:
+            read_train_reply(replies[0], layout, start, update_dtype=name)
+
+        for side, work in (("client", make), ("server", read)):
+            spent: list[float] = []
+            timed = partial(_note_seconds, work, spent)
+            figures[f"{side}_memory"] = peak_memory(timed)
+            figures[f"{side}_seconds"] = spent[0]
+        figures["bytes"] = count_bytes(replies[0].content)
+        found[update_dtype] = figures
+    return found
+
+
+def _note_seconds(work: Callable[[], None], spent: list[float]) -> None:
+    spent.append(cpu_seconds_of(work))
+
+
 def measure_checkpoint(parameters: int) -> dict[str, float]:
     """Save and load the state of a run with one task in flight, from an older version."""
     values = np.random.default_rng(0).normal(size=parameters).astype(np.float32)
@@ -181,35 +228,19 @@ def measure_checkpoint(parameters: int) -> dict[str, float]:
     strategy.begin(arrays, [1, 2])
     with tempfile.TemporaryDirectory() as folder:
         store = CheckpointStore(Path(folder))
-        started = time.monotonic()
-        path = store.save(1, take_snapshot(strategy.state, strategy.callbacks))
-        saved = time.monotonic()
-        store.load_newest()
-        return {
-            "bytes": path.stat().st_size,
-            "save_seconds": saved - started,
-            "load_seconds": time.monotonic() - saved,
-        }
+        figures: dict[str, float] = {}
+        for name, work in (
+            ("save", lambda: store.save(1, take_snapshot(strategy.state, strategy.callbacks))),
+            ("load", store.load_newest),
+        ):
+            started = time.monotonic()
+            figures[f"{name}_core_seconds"] = cpu_seconds_of(work)
+            figures[f"{name}_seconds"] = time.monotonic() - started
+        (path,) = store.paths()
+        return figures | {"bytes": path.stat().st_size}
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, and write the page."""
-    options = parser("benchmarks.large_model", __doc__ or "")
-    options.add_argument("--parameters", type=int, default=100_000_000)
-    options.add_argument("--updates", type=int, default=3)
-    options.add_argument("--strategy", default="fedpsa")
-    options.add_argument("--cold", action="store_true", help="nodes as Flower starts them")
-    options.add_argument(
-        "--formats", nargs="+", default=["float32", "bfloat16", "int8"], choices=UPDATE_DTYPES
-    )
-    parsed = options.parse_args(arguments)
-    command = (
-        f"python -m benchmarks.large_model --parameters {parsed.parameters}"
-        f" --updates {parsed.updates} --strategy {parsed.strategy}"
-        f" --formats {' '.join(parsed.formats)}" + (" --cold" if parsed.cold else "")
-    )
-    report = Report("large_model", "A large model", command)
-    checkpoint = measure_checkpoint(parsed.parameters)
+def _report_runs(report: Report, parsed: argparse.Namespace) -> None:
     with (
         the_task(parsed.parameters) as task,
         Deployment(ROOT, num_nodes=1, warm=not parsed.cold) as deployment,
@@ -260,17 +291,68 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "Resident memory without what processes share, looked at five times a second. The "
         "ClientApp's column has the warm process from which it starts, if there is one."
     )
+    report.data("runs", found)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, and write the page."""
+    options = parser("benchmarks.large_model", __doc__ or "")
+    options.add_argument("--parameters", type=int, default=100_000_000)
+    options.add_argument("--updates", type=int, default=3)
+    options.add_argument("--strategy", default="fedpsa")
+    options.add_argument("--cold", action="store_true", help="nodes as Flower starts them")
+    options.add_argument(
+        "--formats",
+        nargs="*",
+        default=["float32", "bfloat16", "int8"],
+        help="of the runs over gRPC; none makes no runs",
+    )
+    parsed = options.parse_args(arguments)
+    command = (
+        f"python -m benchmarks.large_model --parameters {parsed.parameters}"
+        f" --updates {parsed.updates} --strategy {parsed.strategy}"
+        f" --formats {' '.join(parsed.formats)}" + (" --cold" if parsed.cold else "")
+    )
+    report = Report("large_model", "A large model", command)
+    checkpoint = measure_checkpoint(parsed.parameters)
+    alone = measure_formats(parsed.parameters, UPDATE_DTYPES)
+    if parsed.formats:
+        _report_runs(report, parsed)
+    report.table(
+        "Making and reading an update, without anything between",
+        [
+            "update-dtype",
+            "bytes",
+            "client: s of a core",
+            "client: more memory",
+            "server: s of a core",
+            "server: more memory",
+        ],
+        [
+            [
+                name,
+                with_unit(one["bytes"]),
+                f"{one['client_seconds']:.2g}",
+                with_unit(one["client_memory"]),
+                f"{one['server_seconds']:.2g}",
+                with_unit(one["server_memory"]),
+            ]
+            for name, one in alone.items()
+        ],
+    )
     report.text(
-        f"A checkpoint has {with_unit(checkpoint['bytes'])}; saving it takes "
-        f"{checkpoint['save_seconds']:.2g} s, loading {checkpoint['load_seconds']:.2g} s, "
-        "checksum included (FedBuff, an empty buffer, no task from an older version)."
+        f"A checkpoint has {with_unit(checkpoint['bytes'])}. Saving it takes "
+        f"{checkpoint['save_core_seconds']:.2g} s of a core, {checkpoint['save_seconds']:.2g} s with "
+        f"the disk; loading {checkpoint['load_core_seconds']:.2g} s of a core, "
+        f"{checkpoint['load_seconds']:.2g} s with the disk; checksums included (FedBuff, an empty "
+        "buffer, no task from an older version)."
     )
     report.text(
         "There is no limit on messages to raise: Flower cuts arrays into objects of 5 MB "
         "(`FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE`) and moves each by itself, far below the 2 GB of "
         "gRPC, for which `flower-superlink` and `flower-supernode` have no option in 1.39."
     )
-    report.data("runs", found)
+    report.data("formats", alone)
     report.data("checkpoint", checkpoint)
     print(report.write(parsed.out).read_text())
 
