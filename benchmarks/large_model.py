@@ -342,8 +342,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     report.text(
         f"A checkpoint has {with_unit(checkpoint['bytes'])}. Saving it takes "
-        f"{checkpoint['save_core_seconds']:.2g} s of a core, {checkpoint['save_seconds']:.2g} s with "
-        f"the disk; loading {checkpoint['load_core_seconds']:.2g} s of a core, "
+        f"{checkpoint['save_core_seconds']:.2g} s of a core, "
+        f"{checkpoint['save_seconds']:.2g} s with the disk; loading "
+        f"{checkpoint['load_core_seconds']:.2g} s of a core, "
         f"{checkpoint['load_seconds']:.2g} s with the disk; checksums included (FedBuff, an empty "
         "buffer, no task from an older version)."
     )
