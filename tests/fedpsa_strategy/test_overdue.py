@@ -4,10 +4,13 @@ from itertools import pairwise
 
 import pytest
 from flwr.app import Error, Message
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fedpsa_strategy import FedAvg, FedBuff
 from fedpsa_strategy.server.callbacks.patience import Patience
 from fedpsa_strategy.server.checkpoint import Checkpointer, CheckpointStore
+from fedpsa_strategy.server.clients import Clients
 from fedpsa_strategy.server.events import KINDS
 from fedpsa_strategy.server.options import Failures, Limits
 from support.grids import ScriptedGrid, update
@@ -271,3 +274,24 @@ def test_a_node_that_flower_takes_for_dead_is_asked_again_when_it_joins():
     assert len(recorder.of("leave")) == 1
     again = [event for event in recorder.of("upload") if event.client == 0 and event.time > 200]
     assert again[0].time < 230
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["start", "answer", "expire", "overdue"]), st.integers(0, 2))
+    )
+)
+def test_slots_are_counted_whatever_happens(steps):
+    clients = Clients(0)
+    everybody = [clients.join(node) for node in (7, 8, 9)]
+    for step, index in steps:
+        client = everybody[index]
+        if step == "start":
+            clients.start_task(client)
+        elif client.tasks and step in ("answer", "expire"):
+            clients.end_task(client, answered=step == "answer")
+        elif client.tasks and not client.overdue and step == "overdue":
+            clients.give_slot_away(client)
+        assert clients.num_busy == sum(c.tasks > 0 and not c.overdue for c in everybody)
+        assert all(c.tasks >= 0 for c in everybody)
+        assert not any(c.overdue and not c.tasks for c in everybody)
