@@ -141,8 +141,8 @@ def ray_cluster(
     LaunchFailed
         If the cluster cannot be joined, or a machine lacks something: the text says which.
     """
-    by_data = {cell.settings.data_name: cell.settings.to_run_config() for cell in cells}
-    configs = [cell.settings.to_run_config() for cell in cells]
+    configs = [with_places(cell).settings.to_run_config() for cell in cells]
+    by_data = {cell.settings.data_name: config for cell, config in zip(cells, configs, strict=True)}
     modules = dict.fromkeys(name for config in configs for name in user_modules(config))
     with (
         code_for_machines(_REPOSITORY, list(modules)) as code,

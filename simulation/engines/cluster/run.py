@@ -89,11 +89,12 @@ def run_on_cluster(
         joined(address, code, show_output=stream) as joined_address,
     ):
         found = useful_machines(each)
-        print(
-            f"Joined the Ray cluster at {joined_address}: {room_text(found, each, 'client')}."
-            " Looking for code, packages and data on each.",
-            flush=True,
-        )
+        if stream:
+            print(
+                f"Joined the Ray cluster at {joined_address}: {room_text(found, each, 'client')}."
+                " Looking for code, packages and data on each.",
+                flush=True,
+            )
         check_machines(
             found,
             [client_app.partition(":")[0]],
