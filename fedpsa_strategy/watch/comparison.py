@@ -81,22 +81,26 @@ class Comparison:
     def _differing(self) -> list[str]:
         """Return the keys that tell these runs from one another."""
         keys = list(dict.fromkeys(key for run in self.runs for key in run.settings))
-        found = [
-            key
-            for key in keys
-            if key not in _ELSEWHERE and len({repr(run.settings.get(key)) for run in self.runs}) > 1
-        ]
+        found = [key for key in keys if key not in _ELSEWHERE and self._differs(key)]
         named = [
             "strategy",
             "task" if any(r.settings.get("task") for r in self.runs) else "dataset",
         ]
         return [*(key for key in named if any(key in run.settings for run in self.runs)), *found]
 
+    def _differs(self, key: str) -> bool:
+        """Whether runs have several values; one of before this setting existed has none."""
+        values = [run.settings[key] for run in self.runs if key in run.settings]
+        return len({repr(value) for value in values}) > 1
+
     def _grouped(self, columns: Sequence[str]) -> list[list[Row]]:
-        groups: dict[str, list[Row]] = {}
-        for row in self.rows:
-            groups.setdefault(repr([row[key] for key in columns]), []).append(row)
-        return list(groups.values())
+        groups: dict[str, dict[object, Row]] = {}
+        for run, row in zip(self.runs, self.rows, strict=True):
+            members = groups.setdefault(repr([row[key] for key in columns]), {})
+            # The same seed and the same model are one measurement, however often it was made.
+            model = run.summary.get("model_sha256") or run.folder.resolve()
+            members[row["seed"], model] = row
+        return [list(members.values()) for members in groups.values()]
 
     def _group(self, columns: Sequence[str], members: Sequence[Row]) -> Row:
         group: Row = {key: members[0][key] for key in columns}

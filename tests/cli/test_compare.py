@@ -95,6 +95,25 @@ def test_seeds_become_one_line_and_settings_columns(tmp_path):
     assert found._repr_html_().count("<tr>") == 3
 
 
+def test_a_run_that_was_made_twice_is_one_measurement(tmp_path):
+    for name, seed, value in (("a", 0, 0.5), ("again", 0, 0.5), ("b", 1, 0.7)):
+        folder = make_run(tmp_path / name, [value], seed=seed)
+        summary = json.loads((folder / "summary.json").read_text())
+        summary["model_sha256"] = f"the model of seed {seed}"
+        (folder / "summary.json").write_text(json.dumps(summary))
+    found = compare([tmp_path / name for name in ("a", "again", "b")])
+    (group,) = found.groups
+    assert (group["seeds"], group["accuracy"]) == ([0, 1], pytest.approx(0.6))
+    assert len(found.rows) == 3
+
+
+def test_a_setting_that_an_older_run_does_not_have_is_no_difference(tmp_path):
+    make_run(tmp_path / "old", [0.5], seed=0)
+    make_run(tmp_path / "new", [0.7], seed=1, fresh=3)
+    (group,) = compare([tmp_path / "old", tmp_path / "new"]).groups
+    assert "fresh" not in group
+
+
 def test_unfinished_runs_do_not_count_in_means(tmp_path):
     make_run(tmp_path / "a", [0.5], seed=0)
     make_run(tmp_path / "b", [0.9], seed=1, end=False)
