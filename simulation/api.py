@@ -125,6 +125,8 @@ def simulate(
     if task is not None:
         config["task"] = task if isinstance(task, str) else objects.reference_to(task)
     if clients is not None:
+        if settings.get("num_clients", clients) != clients:
+            raise Refused(f"clients = {clients} contradicts num_clients")
         config["num-clients"] = clients
     if tags:
         config["tags"] = ",".join(tags)

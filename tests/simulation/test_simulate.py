@@ -130,6 +130,7 @@ def test_a_method_of_ours_may_be_an_object_too() -> None:
         ({"name": "../elsewhere"}, "name = '../elsewhere'"),
         ({"name": "a", "run_dir": "b"}, "both given"),
         ({"tags": ["two words"]}, "words without spaces"),
+        ({"num_clients": 5}, "clients = 4 contradicts num_clients"),
         ({"clients": "ten"}, "num-clients = 'ten': must be a whole number"),
     ],
 )
