@@ -50,7 +50,7 @@ def resolve_device(name: str | torch.device) -> torch.device:
         raise ValueError(f"unknown device {text!r}; choose auto, cpu, cuda or cuda:N")
     if kind != own:
         raise RuntimeError(f"device {text!r} was asked for but CUDA is not available here")
-    count = torch.get_device_module(kind).device_count()
+    count = getattr(torch, kind).device_count()
     if index and int(index) >= count:
         raise RuntimeError(f"device {text!r} was asked for but there are {count} of them")
     if kind == "cuda":
@@ -103,7 +103,7 @@ def repeatable(place: torch.device, seed: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _repeatable_there(place: torch.device, seed: int) -> Iterator[None]:
-    module = torch.get_device_module(place)
+    module: Any = getattr(torch, place.type)
     index = module.current_device() if place.index is None else place.index
     was_on = torch.are_deterministic_algorithms_enabled()
     warned_only = torch.is_deterministic_algorithms_warn_only_enabled()
@@ -123,6 +123,6 @@ def _repeatable_there(place: torch.device, seed: int) -> Iterator[None]:
 def release(place: torch.device) -> None:
     """Give memory that is no longer used back to a device that others use too."""
     if place.type != "cpu":
-        empty: Any = getattr(torch.get_device_module(place), "empty_cache", None)
+        empty: Any = getattr(getattr(torch, place.type), "empty_cache", None)
         if empty is not None:
             empty()

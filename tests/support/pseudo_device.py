@@ -100,13 +100,15 @@ class Device(TorchDispatchMode):
 
 
 class FromNumbers(TorchFunctionMode):
-    """The same for `torch.tensor(3, device="pseudo")`, which no dispatch mode sees."""
+    """The same for what no dispatch mode sees: `torch.tensor(3, device="pseudo")`, `x[[1, 2]]`."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
         place = kwargs.get("device")
         if func is torch.tensor and place is not None and torch.device(place).type == NAME:
             return func(*args, **kwargs | {"device": "cpu"}).to(place)
+        if func is torch.Tensor.__getitem__ and isinstance(args[1], list):
+            return func(args[0], torch.tensor(args[1]).to(args[0].device))
         return func(*args, **kwargs)
 
 
