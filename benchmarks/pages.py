@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import fmean, median, pstdev, stdev
 from typing import Any
 
+from benchmarks import reproduction_tables
 from simulation.experiments.derived import groups
 from simulation.experiments.markdown import table
 from simulation.experiments.midpoint import SUBJECT
@@ -23,9 +24,7 @@ from simulation.experiments.rows import Row, from_lines
 ROOT = Path(__file__).parents[1]
 PAGES = (
     "README.md",
-    "docs/SCALING.md",
-    "docs/MIDPOINT.md",
-    "docs/reproduction/KAPPA.md",
+    *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")),
 )
 _PART = re.compile(r"(<!-- measured: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _LINK = 125e6  # bytes a second of a link of 1 Gbit/s
@@ -197,6 +196,11 @@ def overhead_table() -> str:
 
 PARTS: dict[str, Callable[[], str]] = {
     "curves": curves_table,
+    "accuracy": reproduction_tables.accuracy_table,
+    "skew": reproduction_tables.skew_table,
+    "ablation": reproduction_tables.ablation_table,
+    "times": reproduction_tables.times_table,
+    # "held-out": reproduction_tables.held_out_table,
     "midpoint": midpoint_table,
     "sketch-noise": sketch_noise_table,
     "costs": cost_table,
