@@ -8,6 +8,8 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+
+from support.doc_commands import PAGES
 import torch
 
 OF_RAY = ("The current node timed out during startup",)
@@ -115,6 +117,14 @@ def test_readme_has_no_wall_of_text():
         lines = item.splitlines()
         assert len(lines) <= 4, item
         assert all(len(line) <= 100 for line in lines), item
+
+
+def test_prose_is_wrapped():
+    for path in PAGES:
+        text = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.DOTALL | re.MULTILINE)
+        for line in text.splitlines():
+            free = line.startswith(("|", "![")) or line.count(" ") < 4  # tables; links alone
+            assert len(line) <= 104 or free, f"{path.name}: {line}"
 
 
 def test_troubleshooting_knows_what_the_code_says():
