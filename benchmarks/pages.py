@@ -105,6 +105,23 @@ def cost_table() -> str:
     return _text_table(["where", "cost", "measured in"], lines)
 
 
+def formats_table() -> str:
+    """Return what shorter updates save, what they cost a core, and the accuracies with them."""
+    alone = _measured("large_model")["formats"]
+    found = _measured("traffic")["accuracy"]
+    heads = ["`update-dtype`", "bytes of 100 million numbers", "client", "server"]
+    names = {key: f"{_MODELS[key.partition('=')[0]]} (%)" for key in found}
+    lines = []
+    for update_dtype, one in alone.items():
+        accuracies = [
+            f"{100 * fmean(run['accuracy'] for run in found[key][update_dtype]):.2f}"
+            for key in names
+        ]
+        seconds = [_seconds(one[f"{side}_seconds"]) for side in ("client", "server")]
+        lines.append([update_dtype, f"{one['bytes'] / 1e6:.0f} MB", *seconds, *accuracies])
+    return table([*heads, *names.values()], lines)
+
+
 def fleet_table() -> str:
     """Return how many nodes and updates fill one core of the SuperLink."""
     superlink = _measured("superlink")
@@ -204,6 +221,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "midpoint": midpoint_table,
     "sketch-noise": sketch_noise_table,
     "costs": cost_table,
+    "formats": formats_table,
     "fleet": fleet_table,
     "server": server_table,
     "sketch": sketch_table,

@@ -60,6 +60,7 @@ def accuracy(
     seeds: Sequence[int],
     formats: Sequence[str],
     data_dir: str,
+    workers: int,
 ) -> dict[str, Any]:
     """Return the final accuracies with each of the number formats."""
     usual: dict[str, Any] = {"lr": 0.1, "batch-size": 16} if dataset == "digits" else {}
@@ -80,7 +81,7 @@ def accuracy(
                     "run-dir": str(Path(folder) / "run"),
                     **usual,
                 }
-                runs.append(run_locally(config, workers=num_cores(), stream=False))
+                runs.append(run_locally(config, workers=workers, stream=False))
         found[update_dtype] = [
             {key: run[key] for key in ("accuracy", "best_accuracy", "uploads", "bytes_up")}
             for run in runs
@@ -102,6 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     options.add_argument("--seeds", type=int, default=3)
     options.add_argument("--formats", nargs="+", default=UPDATE_DTYPES, choices=UPDATE_DTYPES)
+    options.add_argument("--workers", type=int, default=num_cores(), help="0: no other process")
     options.add_argument("--label", default="", help="word behind the page's name")
     parsed = options.parse_args(arguments)
     logging.getLogger("flwr").setLevel(logging.WARNING)
@@ -158,7 +160,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         wide = f" (model-width {width})" if width else ""
         seeds = range(parsed.seeds)
         found_here = accuracy(
-            dataset, float(width or 1), float(days), seeds, parsed.formats, parsed.data_dir
+            dataset,
+            float(width or 1),
+            float(days),
+            seeds,
+            parsed.formats,
+            parsed.data_dir,
+            parsed.workers,
         )
         accuracies[text] = found_here
         exact = [run["accuracy"] for run in found_here["float32"]]
