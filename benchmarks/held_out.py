@@ -42,6 +42,13 @@ def main(arguments: list[str] | None = None) -> None:
     options.add_argument("--data-dir", default="")
     parsed = options.parse_args(arguments)
     torch.set_num_threads(1)
+    report = Report(
+        "held_out",
+        "Test images",
+        f"python -m benchmarks.held_out --dataset {parsed.dataset} --seeds {parsed.seeds}"
+        f" --epochs {parsed.epochs}",
+        "",
+    )
     pixels, labels = load_raw(parsed.dataset, parsed.data_dir)
     images = Shard(normalised(pixels, dataset_info(parsed.dataset)), torch.from_numpy(labels))
     task = DatasetTask(parsed.dataset, 1, data_dir=parsed.data_dir)
@@ -52,13 +59,6 @@ def main(arguments: list[str] | None = None) -> None:
         tenth = torch.randperm(len(images), generator=generator)[: len(images) // 10]
         for tests, values in zip((official, tenth), found.values(), strict=True):
             values.append(accuracy(task, images, tests, parsed.epochs, seed))
-    report = Report(
-        "held_out",
-        "Test images",
-        f"python -m benchmarks.held_out --dataset {parsed.dataset} --seeds {parsed.seeds}"
-        f" --epochs {parsed.epochs}",
-        "",
-    )
     report.text(
         f"{parsed.dataset}: the model of the app, trained in one place on all other images:"
         f" {parsed.epochs} epochs each with a learning rate of {', '.join(map(str, RATES))}."

@@ -217,7 +217,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "skew": reproduction_tables.skew_table,
     "ablation": reproduction_tables.ablation_table,
     "times": reproduction_tables.times_table,
-    # "held-out": reproduction_tables.held_out_table,
+    "held-out": reproduction_tables.held_out_table,
     "midpoint": midpoint_table,
     "sketch-noise": sketch_noise_table,
     "costs": cost_table,
