@@ -15,8 +15,12 @@ class ForgeryError(InvalidReplyError):
     """A reply that no honest client would send; its node is left out at once."""
 
 
-class TooStaleError(InvalidReplyError):
-    """An update that is ignored because the model has moved on; its client did nothing wrong."""
+class IgnoredReplyError(InvalidReplyError):
+    """An update that does not count, though its client did nothing wrong."""
+
+
+class TooStaleError(IgnoredReplyError):
+    """An update that is ignored because the model has moved on."""
 
 
 class OutOfMemoryReplyError(InvalidReplyError):

@@ -11,9 +11,9 @@ from flwr.app import Message, RecordDict
 from fedpsa_strategy.errors import (
     DivergedError,
     ForgeryError,
+    IgnoredReplyError,
     InvalidReplyError,
     OutOfMemoryReplyError,
-    TooStaleError,
 )
 from fedpsa_strategy.methods.base import Update, Vector
 from fedpsa_strategy.server.callbacks.base import Callback, hooks
@@ -104,7 +104,7 @@ class Apply:
                 str(error),
                 quarantine=isinstance(error, _AT_ONCE),
                 silent=is_gone(message, task.node_id),
-                failed=not isinstance(error, TooStaleError),
+                failed=not isinstance(error, IgnoredReplyError),
             )
 
     def reject(

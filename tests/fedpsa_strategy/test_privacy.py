@@ -16,6 +16,7 @@ from fedpsa_strategy import (
     FedBuff,
     FedFa,
     FedPSA,
+    WallClock,
 )
 from fedpsa_strategy.methods.fedbuff import FedBuffMethod, FedBuffRule
 from fedpsa_strategy.server.callbacks.privacy import epsilon_of, weight_of
@@ -40,8 +41,7 @@ def go(dp, *, behaviour=None, num_versions=4, clients=6, kind=FedBuff, arrays=No
         **own,
         callbacks=[dp] if dp else [],
         listeners=[recorder],
-        **{"max_in_flight": 3} | kwargs,
-        **virtual(clients),
+        **virtual(clients) | {"max_in_flight": 3} | kwargs,
     )
     grid = ScriptedGrid(clients, behaviour or (lambda message: update((3.0, 4.0), sketch=None)))
     result = run(strategy, grid, num_versions=num_versions, arrays=arrays)
@@ -188,6 +188,26 @@ def test_what_is_spent_is_in_the_events_and_the_summary():
     for event in go(None)[1]:
         plain(event)
     assert "privacy" not in plain.numbers()
+
+
+def test_the_second_task_of_a_client_does_not_count_where_one_was_left():
+    dp = private(max_participations=1)
+    _, recorder, strategy = go(
+        dp,
+        clients=2,
+        clock=WallClock(),
+        num_clients=None,
+        max_in_flight=2,
+        queued_per_node=1,
+        num_versions=100,
+    )
+    assert Counter(event.client for event in recorder.of("upload")) == {0: 1, 1: 1}
+    assert {event.reason for event in recorder.of("reject")} == {
+        "the client has used up its 1 participations"
+    }
+    assert not recorder.of("quarantine")
+    assert [client.failures for client in strategy.state.clients] == [0, 0]
+    assert recorder.of("end")[0].reason == "all clients have used up their 1 participations"
 
 
 # --- Resuming ----------------------------------------------------------------------------------

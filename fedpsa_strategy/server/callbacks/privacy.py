@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from fedpsa_strategy.checks import check_range
-from fedpsa_strategy.errors import InvalidReplyError
+from fedpsa_strategy.errors import IgnoredReplyError
 from fedpsa_strategy.methods.base import Method
 from fedpsa_strategy.methods.vectors import Vector, blocks
 from fedpsa_strategy.server.callbacks.base import Callback
@@ -110,9 +110,12 @@ class DifferentialPrivacy(Callback):
         self._current: Counter[int] = Counter()  # uploads for the one in the making
 
     def check(self, task: Task, reply: TrainReply, sent: TrainReply) -> TrainReply:  # noqa: ARG002
-        """Return the update, clipped; refuses that of a client that has taken part too often."""
+        """Return the update, clipped; ignores that of a client that has taken part too often.
+
+        There is one only where a node has two tasks at a time.
+        """
         if self._with_another(task.client) > self.max_participations:
-            raise InvalidReplyError(
+            raise IgnoredReplyError(
                 f"the client has used up its {self.max_participations} participations"
             )
         # What is not trained, such as a frozen backbone, stays as it is: it has no noise.
