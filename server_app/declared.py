@@ -138,7 +138,7 @@ class _BeforeMethods:
         "client", "drawn once per client, or again for each task", choices=("client", "task")
     )
 
-    # When it ends, and what is looked at on the way
+    # When it ends, and when it is tested
     num_server_rounds: int = setting(0, "stop after this many versions; 0: no limit", least=0)
     virtual_days: float = setting(
         10.0, "stop after this many virtual days of 86,400 units; 0: no limit", least=0

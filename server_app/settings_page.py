@@ -30,7 +30,7 @@ _GROUPS = {
     "strategy": "What is trained",
     "lr": "Local training",
     "fraction_train": "Who works when",
-    "num_server_rounds": "When it ends, and what is looked at on the way",
+    "num_server_rounds": "When it ends, and when it is tested",
     "buffer_size": "The methods",
     "min_nodes": "Nodes that fail",
     "dp_noise_multiplier": "Privacy",

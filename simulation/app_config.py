@@ -93,7 +93,7 @@ def _own_settings(strategy: str) -> list[str]:
 
 
 def read_config(path: Path) -> dict[str, ConfigValue]:
-    """Return the run config in a file; settings of an own method stand in a table ``[method]``.
+    """Return the run config in a file; settings of an own method are in a table ``[method]``.
 
     The config.toml of a run repeats that run, in a folder of its own.
 

@@ -49,8 +49,8 @@ def _common(function: Callable[..., Any]) -> Callable[..., Any]:
                 "config_file",
                 type=Path,
                 metavar="FILE.toml",
-                help="Settings from a file, as --show-config prints them, or the config.toml of a"
-                " run of before. What --set says goes before.",
+                help="Settings from a file, as --show-config prints them, or the config.toml of"
+                " an earlier run. --set overrides it.",
             ),
             click.option(
                 "--preset",
@@ -296,7 +296,7 @@ def build_run_config(
 
 
 def _settings(arguments: SimpleNamespace, defaults: Mapping[str, ConfigValue]) -> RunConfig:
-    """Return what presets, file and options say; a later one goes before an earlier one."""
+    """Return what presets, file and options say; later ones override earlier ones."""
     given: RunConfig = {k: parse_value(v, defaults.get(k)) for k, v in folded(arguments.settings)}
     for key, option in (("num-clients", arguments.clients), ("run-dir", arguments.run_dir)):
         if key in given and option is not None and str(given[key]) != str(option):

@@ -45,7 +45,7 @@ PRESETS: dict[str, RunConfig] = {
     "without-thermometer": {"strategy": "fedpsa", "thermometer": False},
     "without-sensitivity": {"strategy": "fedpsa", "signal": "parameters"},
 }
-"""What each name stands for; a later one goes before an earlier one."""
+"""What each name stands for; later ones override earlier ones."""
 
 
 def preset_config(names: Sequence[str]) -> RunConfig:

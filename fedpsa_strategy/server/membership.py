@@ -93,7 +93,7 @@ class Membership:
         run.whole = True
 
     def look(self) -> None:
-        """Refresh from time to time, and take in those who have said who they are."""
+        """Refresh now and then, and take in those who have said who they are."""
         if self._monotonic() >= self._next_refresh:
             self.refresh()
         if not self._queries:

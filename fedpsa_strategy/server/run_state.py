@@ -55,7 +55,7 @@ class Task:
     message_id : str (default: "")
         Id of the message, once it is sent.
     made : float (default: 0.0)
-        When it was made; sending it again changes nothing of that.
+        When it was made; sending it again does not change that.
     """
 
     sequence: int

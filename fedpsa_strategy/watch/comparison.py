@@ -89,7 +89,7 @@ class Comparison:
         return [*(key for key in named if any(key in run.settings for run in self.runs)), *found]
 
     def _differs(self, key: str) -> bool:
-        """Whether runs have several values; one of before this setting existed has none."""
+        """Whether runs have several values; one from before this setting existed has none."""
         values = [run.settings[key] for run in self.runs if key in run.settings]
         return len({repr(value) for value in values}) > 1
 

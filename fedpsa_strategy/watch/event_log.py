@@ -118,7 +118,7 @@ class EventLog:
                 full.rename(self._path)
                 raise
         except OSError as error:
-            log.warning("the events go on in one file: %s", error)
+            log.warning("the events continue in one file: %s", error)
             self._part_size = 0
             return
         self._file.close()
@@ -213,7 +213,7 @@ def complete_size(path: Path, limit: int) -> int:
 
 
 def plain(value: Any) -> Any:
-    """Replace what JSON has no word for: NaN and infinities become null."""
+    """Replace what JSON cannot express: NaN and infinities become null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

@@ -29,7 +29,7 @@ _Point = tuple[str, float, int, int]  # name, value, wall time in ms, step
 class MLflowLog:
     """Listener that makes an MLflow run: settings as parameters, numbers by the run's time.
 
-    A thread of its own talks to MLflow. A server that is slow or gone holds nobody up: what it
+    A thread of its own talks to MLflow. A server that is slow or gone does not delay the run: what it
     does not take is tried again, and left out at the end with a warning.
 
     Parameters
@@ -105,7 +105,7 @@ class MLflowLog:
         Parameters
         ----------
         status : "FINISHED", "FAILED" or "KILLED" (default: "FINISHED")
-            MLflow's word for how it ended.
+            How it ended.
         """
         self._status = status
         self._over.set()

@@ -1,4 +1,4 @@
-"""A run in a folder of its own, for apps that have nothing of the kind."""
+"""A run in a folder of its own, for apps that have none of their own."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ _MEAN_OVER = 50  # uploads that recent means cover
 
 _PRIVACY = ("epsilon", "delta", "epsilon_bound", "participations")
 
-# These come before a run starts, and before it is resumed, perhaps the next day.
+# These come before a run starts or is resumed, which may be the next day.
 _BEFORE_START = (Waiting, NodeJoined, NodeLeft, RunStarted)
 
 

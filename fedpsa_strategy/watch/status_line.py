@@ -116,7 +116,7 @@ class StatusLine:
             log.info("%s", self.line())
 
     def replay(self, events: Iterable[Event]) -> None:
-        """Take note of what happened before an interruption, without a word about it."""
+        """Take note of what happened before an interruption, without logging it."""
         for event in events:
             self.run(event)
 

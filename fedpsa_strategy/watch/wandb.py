@@ -20,7 +20,7 @@ class WandbLog:
 
     W&B's own variables count: `WANDB_MODE=offline` writes files for a later `wandb sync`,
     `WANDB_ENTITY` and `WANDB_API_KEY` say whose run it is. W&B sends from a process of its own, so
-    that a slow network holds nobody up.
+    that a slow network does not delay the run.
 
     Parameters
     ----------
@@ -91,7 +91,7 @@ class WandbLog:
                 self._run.log({"time": event.time, **numbers})
             except Exception as error:
                 if not self._failed:
-                    log.warning("W&B does not take numbers, the run goes on without: %s", error)
+                    log.warning("W&B does not take numbers, the run continues without: %s", error)
                 self._failed = True
 
     def close(self, exit_code: int = 0) -> None:

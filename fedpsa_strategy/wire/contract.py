@@ -63,7 +63,7 @@ def mark(seconds: float | None = None, arrays: Mapping[str, Any] | None = None) 
     seconds : float (default: None)
         How long the sketch took, if there is one.
     arrays : Mapping[str, Array] (default: None)
-        The Δ, whose checksum shows whether somebody changes it on the way out.
+        The Δ, whose checksum shows whether it is changed on the way out.
     """
     found: dict[str, Any] = {"arrays": DELTA}
     if seconds is not None:

@@ -87,7 +87,7 @@ class Deployment:
         Folder for Flower's state, which is then kept; a temporary one by default.
     database : Path | None (default: None)
         File that keeps the SuperLink's state, so that it knows its nodes and runs again after
-        `restart_superlink`; by default the state lives in memory.
+        `restart_superlink`; by default the state is in memory.
     warm : bool (default: True)
         Whether nodes start ClientApps from a warm process (`fedpsa_strategy.node`), or as Flower
         does, each with all its imports.
@@ -149,7 +149,7 @@ class Deployment:
     def restart_superlink(self) -> None:
         """Start the SuperLink again after it was killed, and wait until all nodes are back.
 
-        Without a database it knows nothing of before: its nodes come back under new ids.
+        Without a database it starts from nothing: its nodes come back under new ids.
         """
         self.superlink.restart()
         running = [node for node in self.nodes if node.running]

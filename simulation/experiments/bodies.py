@@ -78,7 +78,7 @@ def hyper(rows: Sequence[Row]) -> str:
 
 
 def overhead(rows: Sequence[Row]) -> str:
-    """Return what an upload costs, at the client, at the server and on the way."""
+    """Return what an upload costs at the client, at the server and in transit."""
     parts = []
     header = ["method", "training (ms)", "sensitivity (ms)", "server (ms)", "up (kB)", "down (kB)"]
     header += ["uploads", "moved in all (MB)", "effective number", "mean κ"]

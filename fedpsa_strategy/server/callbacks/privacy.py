@@ -39,7 +39,7 @@ _STATISTICS = ("running_mean", "running_var")
 class DifferentialPrivacy(Callback):
     """Gives a run (ε, δ)-differential privacy for its clients, if it is the last callback.
 
-    It protects the models that are published, also all on the way, from everybody but the server.
+    It protects all published models, intermediate ones too, from everybody but the server.
     The server sees each update, its metrics and who sends it when. It needs the accountant of
     `dp-accounting` (`pip install "fedpsa-strategy[dp]"`).
 

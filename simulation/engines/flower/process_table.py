@@ -1,4 +1,4 @@
-"""Find the processes of a launch, wherever they have gone, and end them."""
+"""Find the processes of a launch, and end them."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class SuperLink:
     simulation : bool
         Whether it simulates its SuperNodes with Ray, or waits for real ones.
     database : Path | None (default: None)
-        File that keeps its state; by default the state lives in memory and ends with it.
+        File that keeps its state; by default the state is in memory and ends with it.
     """
 
     def __init__(
@@ -231,7 +231,7 @@ def running_superlink(
     flwr_home : Path | None (default: None)
         Folder for Flower's state, which is then kept; a temporary one by default.
     database : Path | None (default: None)
-        File that keeps the SuperLink's state; by default it lives in memory.
+        File that keeps the SuperLink's state; by default it is in memory.
     """
     with launch_folder() as folder:
         environment = flower_environment(folder, new_token(), flwr_home)

@@ -129,4 +129,4 @@ def test_events_go_on_in_one_file_if_no_other_can_be_made(tmp_path, monkeypatch,
         for number in range(1, 20):
             log(NodeLeft(time=0.0, node_id=1, client=number))
     assert clients(path) == list(range(20))
-    assert caplog.text.count("the events go on in one file") == 1
+    assert caplog.text.count("the events continue in one file") == 1
