@@ -66,7 +66,7 @@ def main(grid: Grid, context: Context) -> None:
 def _note_refusal(path: object, error: str) -> None:
     """Leave the reason in the run's folder, where the user looks for it."""
     if isinstance(path, str) and path:
-        # A folder that holds a run stays as it is, and one that cannot be made is reported elsewhere.
+        # A folder that holds a run stays as it is; one that cannot be made is reported elsewhere.
         with suppress(OSError, ValueError, RunDirError), RunDir(Path(path)) as run_dir:
             run_dir.write_summary({"status": "failed", "error": error})
 

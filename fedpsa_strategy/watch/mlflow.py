@@ -29,8 +29,8 @@ _Point = tuple[str, float, int, int]  # name, value, wall time in ms, step
 class MLflowLog:
     """Listener that makes an MLflow run: settings as parameters, numbers by the run's time.
 
-    A thread of its own talks to MLflow. A server that is slow or gone does not delay the run: what it
-    does not take is tried again, and left out at the end with a warning.
+    A thread of its own talks to MLflow. A server that is slow or gone does not delay the run:
+    what it does not take is tried again, and left out at the end with a warning.
 
     Parameters
     ----------
