@@ -294,13 +294,14 @@ def _rows_are_samples(
     if shapes not in seen:
         # A few from the last on, never the first, unless it is the only one: then two of it.
         step = -(-(len(inputs) - 1) // _FEW)
-        order = list(range(len(inputs) - 1, 0, -step)) if step else [0, 0]
+        order = torch.tensor(range(len(inputs) - 1, 0, -step) if step else [0, 0])
         with _recording(owners) as other_calls:
-            model(inputs[order])
+            model(inputs.index_select(0, order.to(inputs.device)))
         for module in modules:
             if not _is_readable(other_calls[module], len(order)):
                 return False
-            expected = calls[module][0].activation[order]
+            before = calls[module][0].activation
+            expected = before.index_select(0, order.to(before.device))
             if not _nearly_equal(other_calls[module][0].activation, expected):
                 return False
         seen.add(shapes)
