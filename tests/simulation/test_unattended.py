@@ -102,3 +102,20 @@ def test_a_folder_without_a_checkpoint_is_put_aside(
     (folder / "checkpoints" / "checkpoint-000000000001.ckpt").touch()
     run._attempt()
     assert [config.get("resume") for config in configs] == [None, "true"]
+
+
+def test_flowers_commands_are_those_of_this_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever calls the environment's Python by its path has no `flwr` in the PATH."""
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flwr"))
+    run = Unattended(
+        tmp_path,
+        {"run-dir": str(tmp_path / "run")},
+        superlink="nowhere",
+        patience=Patience(attempts=1),
+    )
+    (tmp_path / "pyproject.toml").write_text("")
+    with pytest.raises(RunFailed, match="`flwr run` failed"):
+        run.run()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -170,7 +172,8 @@ def flwr_json(
     arguments : str
         The command; the format is added.
     environment : Mapping[str, str] | None (default: None)
-        Its environment variables; this process's own by default.
+        Its environment variables; by default this process's own, with Flower's commands beside
+        this Python first in its ``PATH``.
     timeout : float (default: 60.0)
         Seconds before the command counts as failed.
 
@@ -179,6 +182,9 @@ def flwr_json(
     LaunchFailed
         If the command fails; the text is Flower's own.
     """
+    if environment is None:
+        path = [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
+        environment = {**os.environ, "PATH": os.pathsep.join(path)}
     command = ["flwr", *arguments, "--format", "json"]
     try:
         done = subprocess.run(
