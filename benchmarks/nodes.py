@@ -107,16 +107,19 @@ def messages(log: str) -> Iterator[dict[str, float]]:
 
 def parts(log: str, events: Sequence[dict[str, Any]], node_id: int) -> dict[str, list[float]]:
     """Return for each part of an update its seconds, over all updates of a node."""
-    mine = {e["sequence"] for e in events if e["event"] == "upload" and e["node_id"] == node_id}
-    dispatched = sorted(
-        e["wall"] for e in events if e["event"] == "dispatch" and e["sequence"] in mine
-    )
+    sent = {e["sequence"]: e["wall"] for e in events if e["event"] == "dispatch"}
+    mine = [
+        (sent[e["sequence"]], e["wall"])
+        for e in events
+        if e["event"] == "upload" and e["node_id"] == node_id
+    ]
     found = defaultdict(list)
     for moments in messages(log):
-        before = [wall for wall in dispatched if wall <= moments["received"] + 0.01]
-        if not before or moments["received"] - before[-1] > 60:
-            continue  # of another run
-        found["node asks for work"].append(max(0.0, moments["received"] - before[-1]))
+        received = moments["received"] + 0.01  # the log has milliseconds
+        begun = [begin for begin, end in mine if begin <= received <= end]
+        if not begun:
+            continue  # of another run, or after its end
+        found["node asks for work"].append(received - begun[0])
         found["start"].append(moments["started"] - moments["received"])
         found["message and bundle"].append(moments["import begun"] - moments["started"])
         found["import of the app"].append(moments["imported"] - moments["import begun"])

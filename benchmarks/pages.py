@@ -26,6 +26,7 @@ PAGES = (
     "README.md",
     *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")),
 )
+NODES = ("ordinary", "warm")
 _PART = re.compile(r"(<!-- measured: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _LINK = 125e6  # bytes a second of a link of 1 Gbit/s
 _MODELS = {
@@ -84,15 +85,16 @@ def cost_table() -> str:
         sum(bytes_of["fedpsa"].values()) - sum(bytes_of["fedbuff"].values())
         for bytes_of in traffic.values()
     )
-    seconds, idle = superlink["runs"][-1]["update_seconds"], superlink["per_idle_node"]
-    deployment, sketch, network = map(_page, ("superlink", "sketch", "traffic"))
+    seconds = {kind: median(_measured("nodes")["digits"][kind]["seconds"]) for kind in NODES}
+    idle = superlink["per_idle_node"]
+    deployment, nodes, sketch, network = map(_page, ("superlink", "nodes", "sketch", "traffic"))
     lines = [
         ["SuperLink, an update", f"{superlink['per_update']:.2f} s of a core", deployment],
         ["SuperLink, an idle node", f"{100 * idle:.2f} % of a core", deployment],
         [
             "node, an update of a small model",
-            f"{seconds['lowest']:.0f} to {seconds['highest']:.0f} s, nearly all of it imports",
-            deployment,
+            f"{seconds['warm']:.1f} s if the node is warm, {seconds['ordinary']:.1f} s if not",
+            nodes,
         ],
         [
             "client, FedPSA's sensitivity and sketch",
@@ -120,6 +122,32 @@ def formats_table() -> str:
         seconds = [_seconds(one[f"{side}_seconds"]) for side in ("client", "server")]
         lines.append([update_dtype, f"{one['bytes'] / 1e6:.0f} MB", *seconds, *accuracies])
     return table([*heads, *names.values()], lines)
+
+
+def update_sentence() -> str:
+    """Return how long an update takes on real processes."""
+    measured = _measured("nodes")["digits"]
+    warm, ordinary = (median(measured[kind]["seconds"]) for kind in ("warm", "ordinary"))
+    return (
+        f"With real processes an update of the small model takes {warm:.1f} s on\n"
+        f"[warm nodes](docs/NODES.md), and {ordinary:.1f} s on Flower's own."
+    )
+
+
+def nodes_table() -> str:
+    """Return how long an update takes and what it costs, on warm nodes and ordinary ones."""
+    lines = []
+    for dataset, title in (("digits", "digits"), ("fmnist", "Fashion-MNIST, linear")):
+        measured = _measured("nodes")[dataset]
+        cells = []
+        for what, digits in (("seconds", 1), ("cpu", 2)):
+            ordinary, warm = (median(measured[kind][what]) for kind in NODES)
+            cells += [f"{ordinary:.{digits}f}", f"{warm:.{digits}f}", f"{ordinary / warm:.1f}"]
+        own = median(measured["warm"]["parts"]["own part"])
+        lines.append([title, *cells, f"{own:.2f}"])
+    heads = ["one update, s", "ordinary", "warm", "ratio"]
+    heads += ["processor time, ordinary", "warm", "ratio", "start and import, warm"]
+    return table(heads, lines)
 
 
 def fleet_table() -> str:
@@ -222,6 +250,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "sketch-noise": sketch_noise_table,
     "costs": cost_table,
     "formats": formats_table,
+    "update": update_sentence,
+    "nodes": nodes_table,
     "fleet": fleet_table,
     "server": server_table,
     "sketch": sketch_table,

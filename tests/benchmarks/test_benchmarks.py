@@ -242,7 +242,7 @@ def test_parts_of_an_update_are_read_from_a_nodes_log():
     ]
     found = nodes.parts(NODE_LOG.format(*stamps), events, 7)
     assert {name: [round(x, 3) for x in values] for name, values in found.items()} == {
-        "node asks for work": [1.5],
+        "node asks for work": [1.51],
         "start": [0.25],
         "message and bundle": [0.25],
         "import of the app": [0.125],
