@@ -287,7 +287,7 @@ class Declared(_MethodSettings):
         "tracking URI of an MLflow that gets the run's numbers, such as http://127.0.0.1:5000 or "
         "sqlite:////home/me/mlflow.db (pip install mlflow-skinny); empty: none",
         form=(
-            r"(https?://\S+|[a-z]+(\+[a-z0-9]+)?:///?/\S+|databricks\S*)?",
+            r"(https?://\S+|sqlite:////\S+|(postgresql|mysql|mssql)(\+\w+)?://\S+|databricks\S*)?",
             "a tracking URI with an absolute path, such as sqlite:////home/me/mlflow.db",
         ),
     )

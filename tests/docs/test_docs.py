@@ -25,6 +25,14 @@ def test_one_line_examples_work():
         exec(block, {})
 
 
+def test_the_examples_of_the_first_pages_work(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for page in (DOCS / "start").glob("*.md"):
+        for block in code_blocks(f"start/{page.name}", "python"):
+            exec(block, {})
+    assert (tmp_path / "runs/my-run/summary.json").exists()
+
+
 def test_the_example_of_a_listener_tells():
     from fedpsa_strategy.server.events import Rejected
 
