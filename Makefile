@@ -74,6 +74,7 @@ bench: install  ## what things cost: pages and JSON in benchmarks/results
 	$(BIN)/python -m benchmarks.engines --datasets fmnist --repeats 3
 	$(BIN)/python -m benchmarks.traffic --datasets digits fmnist
 	$(BIN)/python -m benchmarks.superlink --idle 20 --updates 2 12
+	$(BIN)/python -m benchmarks.nodes --datasets digits --updates 4
 
 docker-up:  ## SuperLink, NODES SuperNodes and a run in containers, with TLS and node keys
 	docker/up.sh $(NODES)
