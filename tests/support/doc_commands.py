@@ -29,7 +29,7 @@ class Command:
     @property
     def words(self) -> list[str]:
         """The command's words, without leading assignments."""
-        words = shlex.split(self.text, comments=True)
+        words = shlex.split(self.text.replace("$PWD", "/checkout"), comments=True)
         while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
             words.pop(0)
         return words
