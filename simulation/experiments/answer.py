@@ -61,5 +61,5 @@ def verdict(difference: Estimate) -> str:
 
     least = float(stats.t.ppf((1 + _SURE) / 2, len(difference) - 1)) * difference.standard_error
     if abs(difference.mean) <= least:
-        return "not told apart"
+        return "no clear difference"
     return "ahead" if difference.mean > 0 else "behind"

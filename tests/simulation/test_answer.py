@@ -10,8 +10,8 @@ from simulation.experiments.rows import COMPLETED, Row
     [
         ([1.0, 1.1, 0.9], "ahead"),  # 1 above 4.303 · 0.1 / √3
         ([-1.0, -1.1, -0.9], "behind"),
-        ([1.0, 0.0, 0.5], "not told apart"),  # 0.5 below 4.303 · 0.5 / √3
-        ([0.0, 0.0, 0.0], "not told apart"),
+        ([1.0, 0.0, 0.5], "no clear difference"),  # 0.5 below 4.303 · 0.5 / √3
+        ([0.0, 0.0, 0.0], "no clear difference"),
         ([9.0, 9.0], "too few seeds"),
     ],
 )
