@@ -26,7 +26,7 @@ def run_name(strategy: str, data: str, now: datetime | None = None) -> str:
         When the run starts; by default now.
     """
     stamp = (now or datetime.now(UTC)).astimezone(UTC).strftime("%Y%m%dT%H%M%SZ")
-    # Names of files have a limit, those of somebody's modules have none.
+    # Names of files have a limit, names of modules have none.
     return "-".join(part[:80] for part in (stamp, strategy, data) if part).replace(":", ".")
 
 

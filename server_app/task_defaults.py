@@ -35,7 +35,7 @@ def resolve(settings: Settings, before: Mapping[str, Any] | None = None) -> Sett
 
 def _declared(reference: str) -> dict[str, Any]:
     """Return the `defaults` of an own task, checked."""
-    # Not at the top: it loads torch, which nobody needs for the datasets' own.
+    # Not at the top: it loads torch, which the datasets' own values do not need.
     from task.tasks import find_task
 
     declared = getattr(find_task(reference), "defaults", {})

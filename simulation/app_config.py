@@ -72,7 +72,7 @@ def check_keys(run_config: Mapping[str, ConfigValue], defaults: Mapping[str, Con
     for key in run_config:
         if key in defaults:
             continue
-        # Not at the top: it loads Flower, for which nobody should wait who asks for --help.
+        # Not at the top: it loads Flower, and --help should not wait for that.
         from server_app.setting_names import hint_for
 
         known = [*defaults, *_own_settings(str(run_config.get("strategy", "")))]

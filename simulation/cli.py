@@ -304,7 +304,7 @@ def _settings(arguments: SimpleNamespace, defaults: Mapping[str, ConfigValue]) -
     if "run-dir" in given and arguments.name:
         raise Refused("--set run-dir contradicts --name.")
     usual: RunConfig = {"num-clients": arguments.default_clients, "clock": arguments.clock}
-    # An app of somebody else need not have these.
+    # Another app need not have these.
     settings: RunConfig = {k: v for k, v in usual.items() if k in defaults}
     settings |= preset_config(arguments.presets)
     if arguments.config_file is not None:

@@ -122,7 +122,7 @@ def _ray(launch: Launch) -> dict[str, Any]:
 
 
 def _local(launch: Launch) -> dict[str, Any]:
-    # Not at the top: it loads torch, for which nobody should wait who asks for --help.
+    # Not at the top: it loads torch, and --help should not wait for that.
     from simulation.engines.local.app import run_app_locally
     from simulation.engines.local.run import run_locally
     from simulation.machine import num_cores
@@ -230,7 +230,7 @@ def _new(config: RunConfig, defaults: Mapping[str, ConfigValue], now: datetime |
 
 def check(app: Path, run_config: Mapping[str, ConfigValue]) -> None:
     """Refuse what cannot run, and warn of what has no effect, before anything is started."""
-    # Not at the top: it loads Flower, for which nobody should wait who asks for --help.
+    # Not at the top: it loads Flower, and --help should not wait for that.
     from simulation.preflight import check_folder, check_launch
 
     if app == APP:

@@ -163,7 +163,7 @@ class Unattended:
         return found[-1].name if found else None
 
     def _put_aside(self) -> None:
-        """Rename the folder of a run that never came to a checkpoint: it has to begin anew."""
+        """Rename the folder of a run that never came to a checkpoint: it has to start over."""
         number = 1
         while (aside := self.run_dir.with_name(f"{self.run_dir.name}.begun-{number}")).exists():
             number += 1

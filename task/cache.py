@@ -108,7 +108,7 @@ def _publish(folder: Path, values: Mapping[str, NDArray[Any]]) -> None:
 def _replace(folder: Path, fresh: Path, aside: Path) -> None:
     # Either rename fails if another process does the same and is faster; the caller looks again.
     with contextlib.suppress(OSError):
-        # Moved before it is deleted: nobody may find a folder that is half gone.
+        # Moved before it is deleted: no process may find a folder that is half gone.
         folder.rename(aside)
     with contextlib.suppress(OSError):
         fresh.rename(folder)

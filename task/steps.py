@@ -191,7 +191,7 @@ def _epoch(
 @cache
 def _compiled(device_type: str) -> Callable[..., Tensor]:
     # The model is an argument: torch guards its structure, not its identity, so that all models of
-    # one architecture share the code. The first client of another size means compiling anew, for
+    # one architecture share the code. The first client of another size means compiling again, for
     # any number of samples; the code of a step, and so its rounding, stays. fullgraph, else parts
     # could silently run eagerly. On a CPU also what calls the kernels is compiled: in Python it
     # takes a good part of a small model's time.
@@ -206,7 +206,7 @@ def _compiled(device_type: str) -> Callable[..., Tensor]:
 
 def _compiled_epoch(model: nn.Module, *arguments: Any) -> Tensor:
     device = next(model.parameters()).device
-    # Tensors, because a changed Python number would mean compiling anew.
+    # Tensors, because a changed Python number would mean compiling again.
     tensors = (
         torch.tensor(argument, dtype=torch.float64, device=device)
         if isinstance(argument, float)

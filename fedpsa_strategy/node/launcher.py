@@ -106,7 +106,7 @@ def _start_warm(arguments: Sequence[str], environment: dict[str, str]) -> None:
         lifeline = start_keeper(python, folder, environment)
     except OSError as error:
         raise CannotBeWarmError(f"{error}") from None
-    # The SuperNode holds it until it ends, and hands it on to nobody: it closes what its own
+    # The SuperNode holds it until it ends, and passes it on to no process: it closes what its own
     # children need not have.
     os.set_inheritable(lifeline, True)
     environment["FEDPSA_NODE_FOLDER"] = str(folder)

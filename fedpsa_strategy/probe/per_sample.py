@@ -35,7 +35,7 @@ class Obstacle(NamedTuple):
     reason: str
 
 
-# By model: nobody tries the vectorised way a second time.
+# By model: the vectorised way is not tried a second time.
 _OBSTACLES: WeakKeyDictionary[nn.Module, Obstacle] = WeakKeyDictionary()
 _warned: set[tuple[str, Obstacle]] = set()
 

@@ -232,7 +232,7 @@ class Apply:
         run.round_metrics.append(RecordDict({"metrics": scalars}))
         cost = {} if reply.seconds is None else {SECONDS: reply.seconds}
         report = run.rule.report
-        # First the new version, if there is one, then the events: whoever listens must find a rule
+        # First the new version, if there is one, then the events: listeners must find a rule
         # and a state that agree.
         if model is not None:
             self._set_version(model)

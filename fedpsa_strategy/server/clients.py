@@ -11,7 +11,7 @@ from typing import Any
 from fedpsa_strategy.seeds import derive
 
 # So many blind draws before all eligible clients are listed: almost never needed unless almost
-# everybody is busy, and then the list is short work anyway.
+# all clients are busy, and then the list is cheap anyway.
 _BLIND_DRAWS = 32
 
 _FEWEST_SIZES = 3  # from which on there is a median

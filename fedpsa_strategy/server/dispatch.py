@@ -142,7 +142,7 @@ class Dispatch:
         tasks = []
         for message in messages:
             metadata = message.metadata
-            # By node: whoever rebuilds messages on the way still sends one task to one node.
+            # By node: hooks that rebuild messages still send one task to one node.
             if not metadata.message_id or metadata.dst_node_id not in run.prepared:
                 continue
             task, _ = run.prepared.pop(metadata.dst_node_id)

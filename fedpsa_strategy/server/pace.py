@@ -8,7 +8,7 @@ from flwr.serverapp import Grid
 
 NOTICE = 2.0  # seconds of silence after which listeners are told that the run is alive
 
-# Polling a real grid costs a round trip: back off while nothing arrives, start anew when it does.
+# Polling a real grid costs a round trip: back off while nothing arrives, start again when it does.
 _FIRST_PAUSE = 0.002
 _LONGEST_PAUSE = 0.25
 

@@ -31,7 +31,7 @@ class ResumeError(FedPSAError):
 
 def take_snapshot(run: RunState, callbacks: Iterable[Callback]) -> dict[str, Any]:
     """Return all state of a run between two replies, as plain values and arrays."""
-    # Also those that are just being sent: whether they arrived, nobody knows.
+    # Also those that are just being sent: it is not known whether they arrived.
     tasks = [*run.in_flight.values(), *(task for task, _ in run.prepared.values())]
     # Each once: tasks may share their start with each other and with the current version.
     models = list({id(model): model for model in (run.model, *(t.start for t in tasks))}.values())

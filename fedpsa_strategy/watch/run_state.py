@@ -188,7 +188,7 @@ class RunState:
         } | ({"privacy": self.privacy} if self.privacy else {})
 
     def _begin(self, event: RunStarted) -> None:
-        # What a checkpoint says counts, whatever became of the events before it; and what came
+        # What a checkpoint says counts, even if events before it were lost; and what came
         # after it will happen again.
         self.start = event
         self.version, self.uploads, self.rejected = event.version, event.uploads, event.rejected

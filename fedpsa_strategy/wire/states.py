@@ -49,7 +49,7 @@ def combine_states(old: States, uploads: Sequence[States], weights: Sequence[flo
         total = np.zeros(before.shape, np.float64)
         for share, values in held:
             total += share * values.astype(np.float64)
-        # Rounding must not lead out of what somebody held: a variance of 0 stays one.
+        # Rounding must not leave the range of the clients' values: a variance of 0 stays 0.
         lowest = np.minimum.reduce([values for _, values in held])
         highest = np.maximum.reduce([values for _, values in held])
         # An array also where it is a single number: NumPy makes scalars of those.

@@ -93,7 +93,7 @@ def reproduce(**given: Any) -> int:
     interrupted goes on where it stopped; runs that several experiments need are run once.
     """
     arguments = SimpleNamespace(**given)
-    # Not at the top: whoever asks for --help should not wait for these.
+    # Not at the top: --help should not wait for these.
     from simulation.experiments.catalogue import find_experiment
     from simulation.experiments.display import make_display
     from simulation.experiments.results import folder_name, write_results

@@ -43,7 +43,7 @@ class RelaxedStartRule(MidpointRule):
     """
 
     def start(self, model: Vector) -> None:
-        """Begin from `model` with nobody's last model."""
+        """Begin from `model`, without any client's last model."""
         super().start(model)
         self.ends: dict[int, Vector] = {}
 

@@ -118,7 +118,7 @@ def make_cell(labels: Mapping[str, Label], config: Mapping[str, ConfigValue]) ->
 
 
 def source_of(reference: str) -> str:
-    """Return the hash of the file of somebody's own module; empty if it has none."""
+    """Return the hash of the file of a user's own module; empty if it has none."""
     found = find_spec(reference.partition(":")[0])
     if found is None or not found.origin or not Path(found.origin).is_file():
         return ""

@@ -17,7 +17,7 @@ _PAUSE = 0.25
 
 
 class Work(Protocol):
-    """A cell's run, wherever it goes on."""
+    """A cell's run, on whatever machine."""
 
     @property
     def running(self) -> bool:

@@ -51,7 +51,7 @@ def make_app(library: Library, *, loopback: bool) -> Starlette:
         Whether only this machine can reach it; then requests for other host names are refused.
     """
 
-    # Plain functions: Starlette runs them in threads, so that reading a long file blocks nobody.
+    # Plain functions: Starlette runs them in threads, so a long file blocks nothing.
     def static(request: Request) -> Response:
         name, kind = _FILES[request.url.path]
         return Response((_STATIC / name).read_bytes(), media_type=kind)

@@ -52,7 +52,7 @@ def serve(folders: Sequence[Path], host: str, port: int, *, open_page: bool = Fa
         )
     if open_page:
         webbrowser.open(url)
-    # uvicorn's own log configuration would close the handlers of everybody else in this process.
+    # uvicorn's own log configuration would close all other handlers in this process.
     app = make_app(library, loopback=loopback)
     config = uvicorn.Config(app, log_config=None, log_level="warning")
     with suppress(KeyboardInterrupt):

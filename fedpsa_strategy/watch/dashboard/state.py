@@ -285,7 +285,7 @@ def _upload_row(upload: Uploaded) -> dict[str, Any]:
 
 
 def _check(event: Event, wall: Any) -> None:
-    """Refuse what `event_from_dict` lets pass but nobody can add up.
+    """Refuse what `event_from_dict` lets pass but cannot be added up.
 
     Raises
     ------

@@ -61,7 +61,7 @@ def run_on_cluster(
     RunFailed
         If the run did not complete; the text says why.
     """
-    # Not at the top: it loads Ray, for which nobody should wait who asks for --help.
+    # Not at the top: it loads Ray, and --help should not wait for that.
     from simulation.engines.cluster.machines import (
         Resources,
         check_machines,

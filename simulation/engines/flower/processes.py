@@ -236,7 +236,7 @@ def _signal_handlers(handler: Any, keep: Sequence[signal.Signals] = ()) -> Itera
     if threading.current_thread() is threading.main_thread():
         for number in _SIGNALS:
             current = signal.getsignal(number)
-            # An ignored SIGHUP, say, is the wish of whoever started us with nohup.
+            # An ignored SIGHUP, say, is intended: it was started with nohup.
             ours = current in (signal.SIG_DFL, signal.default_int_handler, _raise_exit)
             if number not in keep and ours:
                 previous[number] = signal.signal(number, handler)

@@ -28,7 +28,7 @@ COMPLETED = "finished:completed"
 _REQUEST_SECONDS = 3.0
 _STOP_SECONDS = 3.0
 # A ServerApp that is told to end gets 5 seconds from Flower to save what it has. Once the run is
-# over, nobody has anything left to save.
+# over, nothing is left to save.
 _GRACE_DURING_RUN = 6.0
 _GRACE_AFTER_RUN = 1.0
 

@@ -40,7 +40,7 @@ def log_folder(run_dir: Path | None) -> Path | None:
     run_dir : Path | None
         The folder of the run; None if the app has none.
     """
-    # Not at the top: it loads Flower, for which nobody should wait who asks for --help.
+    # Not at the top: it loads Flower, and --help should not wait for that.
     from fedpsa_strategy.files import make_private_folder
 
     if run_dir is None:
