@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import fmean, median, pstdev, stdev
 from typing import Any
@@ -50,9 +51,9 @@ def curves_table() -> str:
     return table(["method", "after 1 day (%)", "after 5 days (%)", "after 10 days (%)"], lines)
 
 
-def midpoint_table() -> str:
+def midpoint_table(folder: str) -> str:
     """Return Midpoint beside other methods, for each place of which there are runs."""
-    rows = [row for row in _rows("table-midpoint") if row.completed]
+    rows = [row for row in _rows(folder) if row.completed]
     layout, parts = Paired(SUBJECT), []
     for found in groups(rows, *layout.block).values():
         seeds = sorted({int(row.labels["seed"]) for row in found})
@@ -246,7 +247,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "ablation": reproduction_tables.ablation_table,
     "times": reproduction_tables.times_table,
     "held-out": reproduction_tables.held_out_table,
-    "midpoint": midpoint_table,
+    "midpoint": partial(midpoint_table, "table-midpoint"),
+    "midpoint-digits": partial(midpoint_table, "table-midpoint-digits"),
     "sketch-noise": sketch_noise_table,
     "costs": cost_table,
     "formats": formats_table,
