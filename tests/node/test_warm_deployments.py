@@ -7,6 +7,7 @@ import pytest
 
 from simulation.engines.flower.submit import submit
 from simulation.engines.grpc import Deployment
+from simulation.errors import RunFailed
 from support.engines import APP, WALL, check_run, client_processes, config, wait_for
 from support.tiny_app import write_app
 
@@ -92,44 +93,40 @@ def test_a_run_survives_what_happens_to_warm_processes(tmp_path):
         assert not alive
 
 
+MISBEHAVE = """
+    import os, sys, threading, time
+    match context.run_config["text"]:
+        case "raise":
+            raise ValueError("on fire")
+        case "exit":
+            sys.exit(3)
+        case "leave":
+            os._exit(4)
+        case "leak":
+            threading.Thread(target=time.sleep, args=[600]).start()
+"""
+
+
 def test_clients_that_exit_raise_or_leave_threads(tmp_path):
     app = write_app(tmp_path)
     client = app / "tinyapp" / "client.py"
-    text = client.read_text()
-    behaviour = """
-    import os, sys, threading, time
-    from pathlib import Path
-    marker = Path(context.run_config["text"])
-    for what in ("leak", "raise", "exit"):
-        if not marker.with_suffix("." + what).exists():
-            marker.with_suffix("." + what).write_text("")
-            if what == "raise":
-                raise ValueError("on fire")
-            if what == "exit":
-                sys.exit(3)
-            threading.Thread(target=time.sleep, args=[60]).start()
-            break"""
-    client.write_text(
-        text.replace("def query(message, context):\n", f"def query(message, context):{behaviour}")
-    )
+    head = "def query(message, context):\n"
+    client.write_text(client.read_text().replace(head, head + MISBEHAVE))
     with Deployment(app, num_nodes=1, log_dir=tmp_path / "logs") as deployment:
-        for number in range(4):
-            with contextlib.suppress(Exception):
-                deployment.run(
-                    {
-                        "run-dir": str(tmp_path / str(number)),
-                        "num-clients": 1,
-                        "text": str(tmp_path / "marker"),
-                    },
-                    stream=False,
-                )
-        assert deployment.run(
-            {"run-dir": str(tmp_path / "last"), "num-clients": 1, "text": str(tmp_path / "marker")}
-        )["answers"] == [0]
         [node] = deployment.nodes
+
+        def run(text):
+            config = {"run-dir": str(tmp_path / text), "num-clients": 1, "text": text}
+            return deployment.run(config, stream=False)
+
+        assert run("leak")["answers"] == [0]
+        for way in ("raise", "exit", "leave"):
+            # Flower answers for a client that says nothing any more with an error.
+            with pytest.raises(RunFailed):
+                run(way)
+        assert run("well")["answers"] == [0]
         wait_for(lambda: not warm_processes(node)[2], what="the end of the clients")
-        log = node.process.tail(lines=100_000)
-        assert ORDINARY not in log
+        assert ORDINARY not in node.process.tail(lines=100_000)
 
 
 def wait_for_warm(node):
