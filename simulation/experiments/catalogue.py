@@ -239,7 +239,8 @@ EXPERIMENTS: dict[str, Experiment] = {
             "Midpoint against the others",
             "areas and late accuracies of Midpoint minus those of other methods, seed by seed",
             midpoint.evidence,
-            notes=f"CA2FL also with half its step: the better of the two is the fair baseline."
+            notes=f"Unless methods are chosen, CA2FL is also run with half its step: the better of"
+            f" the two is the fair baseline."
             f" {_PAIRED_NOTE} {_CONTROL_NOTE}",
             **_paired("model"),
         ),
