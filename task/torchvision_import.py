@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 # torchvision registers meta kernels for these while it is imported, and fails if they were not
-# declared, as happens when its binary was built for another torch (say CUDA) than the one installed.
+# declared, as happens when its binary was built for another torch than the one installed.
 _SCHEMAS = (
     "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
