@@ -80,11 +80,13 @@ class MLflowLog:
         self._status = "FINISHED"
         try:
             self._client = MlflowClient(tracking_uri=uri)
+            resumed = id_file is not None and id_file.is_file()
             self.run_id = self._open(name, experiment, id_file)
-            params = [Param(k, str(v)[:_LONGEST]) for k, v in (config or {}).items()]
+            # A parameter is written once: a resumed run keeps those that it began with.
+            known = {} if resumed else dict(config or {})
+            params = [Param(key, str(value)[:_LONGEST]) for key, value in known.items()]
             for first in range(0, len(params), 100):
-                batch = params[first : first + 100]
-                self._client.log_batch(self.run_id, params=batch)
+                self._client.log_batch(self.run_id, params=params[first : first + 100])
         except Exception as error:
             raise ConnectionError(
                 f"MLflow at {uri!r} does not take the run: {_first_line(error)}"

@@ -69,6 +69,7 @@ class WandbLog:
                 config=dict(config or {}),
                 id=id_file.read_text(encoding="utf-8").strip() if id_file and known else None,
                 resume="allow",
+                allow_val_change=True,  # a resumed run may have another limit
                 # The run has a log and settings of its own; only numbers leave this machine.
                 settings=wandb.Settings(
                     console="off", silent=True, disable_git=True, save_code=False

@@ -79,7 +79,7 @@ def test_mlflow_gets_settings_numbers_and_the_end_and_a_resumed_run_goes_on(tmp_
     }
     assert history(mlflow_uri, run_id, "upload/kappa") == [(20, 0.5)]
 
-    log = MLflowLog(mlflow_uri, "second", config, id_file=id_file)
+    log = MLflowLog(mlflow_uri, "second", config | {"lr": 0.1}, id_file=id_file)
     assert log.run_id == run_id
     run_events(log, offset=100.0)
     log.__exit__(RuntimeError, RuntimeError("broken"), None)
