@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from fedpsa_strategy.methods.base import Method
 from fedpsa_strategy.server.callbacks import DifferentialPrivacy
 from fedpsa_strategy.server.callbacks.privacy import weight_of
-
-if TYPE_CHECKING:
-    from server_app.settings import Settings
+from server_app.declared import Declared
 
 
-def make_privacy(settings: Settings) -> list[DifferentialPrivacy]:
+def make_privacy(settings: Declared) -> list[DifferentialPrivacy]:
     """Return the callback, if the settings want one."""
     if not settings.dp_noise_multiplier:
         return []
@@ -26,7 +23,7 @@ def make_privacy(settings: Settings) -> list[DifferentialPrivacy]:
     ]
 
 
-def why_not_private(settings: Settings) -> str:
+def why_not_private(settings: Declared, method: Method) -> str:
     """Return what keeps a run with these settings from being private; empty if nothing does."""
     wanted = f"dp-noise-multiplier = {settings.dp_noise_multiplier:g}"
     if not settings.dp_noise_multiplier:
@@ -35,7 +32,7 @@ def why_not_private(settings: Settings) -> str:
         return f"{wanted} needs dp-clip, the largest norm of an update"
     if not settings.dp_max_participations:
         return f"{wanted} needs dp-max-participations, how often a client may take part"
-    if weight_of(settings.method) is None:
+    if weight_of(method) is None:
         return (
             f"{wanted}: with strategy {settings.strategy!r} it is not known how much one update "
             "changes; 'fedbuff' and 'fedasync' can be private"

@@ -244,7 +244,7 @@ class Settings(Declared):
             )
         if self.step == "compiled" and self.autocast != "off":
             raise SettingsError(f"autocast = {self.autocast!r}: needs step = 'eager'")
-        if reason := why_not_private(self):
+        if reason := why_not_private(self, self.method):
             raise SettingsError(reason)
         if self.resume and not self.run_dir:
             raise SettingsError(f"resume={self.resume!r} needs run-dir, the folder of that run")
