@@ -35,22 +35,24 @@ def answer(rows: Sequence[Row]) -> dict[str, str]:
 
 
 def _part(rows: Sequence[Row]) -> str:
-    by_method = {
-        str(method): over_seeds(found, "accuracy", 100.0)
-        for (method,), found in groups(rows, "method").items()
-    }
-    control = by_method.get(CONTROL)
-    if not control or len(control) < _FEWEST:
+    accuracies, areas = (
+        {
+            str(method): over_seeds(found, name, 100.0)
+            for (method,), found in groups(rows, "method").items()
+        }
+        for name in ("accuracy", "area_under_curve")
+    )
+    if CONTROL not in accuracies or len(accuracies[CONTROL]) < _FEWEST:
         return ""
-    ranked = sorted(by_method.items(), key=lambda item: -item[1].mean)
+    ranked = sorted(accuracies.items(), key=lambda item: -item[1].mean)
     lines = []
     for method, accuracy in ranked:
-        difference = accuracy.minus(control)
-        told = "the control" if method == CONTROL else verdict(difference)
-        against = "" if method == CONTROL else markdown.estimate(difference, sign=True)
-        lines.append([method, markdown.estimate(accuracy), against, told])
-    heads = ["method", "accuracy (%)", f"minus {CONTROL}", ""]
-    return markdown.table(heads, lines)
+        told = ["control", "control"]
+        if method != CONTROL:
+            pairs = ((accuracy, accuracies[CONTROL]), (areas[method], areas[CONTROL]))
+            told = [verdict(own.minus(control)) for own, control in pairs]
+        lines.append([method, markdown.estimate(accuracy), *told])
+    return markdown.table(["method", "accuracy (%)", "at the end", "on the way (area)"], lines)
 
 
 def verdict(difference: Estimate) -> str:
@@ -61,5 +63,5 @@ def verdict(difference: Estimate) -> str:
 
     least = float(stats.t.ppf((1 + _SURE) / 2, len(difference) - 1)) * difference.standard_error
     if abs(difference.mean) <= least:
-        return "no clear difference"
+        return "unclear"
     return "ahead" if difference.mean > 0 else "behind"

@@ -18,6 +18,7 @@ from simulation.experiments.options import PAPER_DAYS
 from simulation.experiments.results import CELLS, PNG, SVG, TABLE, titled
 from simulation.experiments.rows import Row, from_lines
 
+_ANSWERING = ("table-accuracy", "table-midpoint")
 _PARTS = Path(__file__).parent / "page"
 
 
@@ -143,10 +144,11 @@ def _answer(sections: list[Section]) -> str:
     """Return what the results say, before all else."""
     parts = []
     for section in sorted(sections, key=lambda section: not section.at_paper_scale):
-        if section.experiment.name == "table-accuracy":
+        if section.experiment.name in _ANSWERING:
             days = f"{section.rows[0].scale['days']:g} virtual days"
+            seeds = sorted({int(row.labels["seed"]) for row in section.rows if row.completed})
             for place, text in answer(section.rows).items():
-                title = f"{html.escape(place)}, {days}"
+                title = f"{html.escape(place)}, {days}, seeds {seeds[0]} to {seeds[-1]}"
                 parts.append(
                     f'<div><h3><a href="#{section.name}">{title}</a></h3>{to_html(text)}</div>'
                 )
