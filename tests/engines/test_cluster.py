@@ -76,7 +76,7 @@ def test_a_machine_that_joins_gets_work(tmp_path, caplog):
 
         adder = threading.Thread(target=add)
         adder.start()
-        summary = run(cluster, config(tmp_path, "run", **LONG | {"num-server-rounds": 1500}))
+        summary = run(cluster, config(tmp_path, "run", **LONG | {"num-server-rounds": 500}))
         adder.join()
     assert summary["status"] == "completed"
     assert "room for 2 clients at a time now, not 1" in caplog.text
