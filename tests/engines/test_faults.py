@@ -42,6 +42,13 @@ def deployment():
 
 
 @pytest.fixture
+def cold():
+    """Nodes that start a process for every task, as Flower does; tests/node kills warm ones."""
+    with Deployment(APP, num_nodes=3, warm=False) as running:
+        yield running
+
+
+@pytest.fixture
 def whole(tmp_path):
     """A run that nobody interrupts; the local engine gives the same bits in a few seconds."""
     return run_locally(config(tmp_path, "whole", **{"num-server-rounds": 5}), workers=0)
@@ -144,14 +151,12 @@ def end_and_check(run, lost):
     assert all(rejected[sequence] for sequence in lost)
 
 
-def test_a_node_killed_in_mid_training_and_another_that_joins(deployment, tmp_path):
-    run = submit_without_end(deployment, tmp_path, **{"reply-timeout": 300.0})
-    killed = deployment.nodes[0]
+def test_a_node_killed_in_mid_training_and_another_that_joins(cold, tmp_path):
+    run = submit_without_end(cold, tmp_path, **{"reply-timeout": 300.0})
+    killed = cold.nodes[0]
     old = killed.node_id
-    task = interrupt_training(
-        deployment, run, killed, lambda _: os.kill(killed.pid, signal.SIGKILL)
-    )
-    new = deployment.add_node({"partition-id": 0, "num-partitions": 3}).node_id
+    task = interrupt_training(cold, run, killed, lambda _: os.kill(killed.pid, signal.SIGKILL))
+    new = cold.add_node({"partition-id": 0, "num-partitions": 3}).node_id
     assert new != old
     wait_for(lambda: events_of(run, "upload", new), what="an upload of the node that joined")
     wait_for(lambda: events_of(run, "leave", old), what="the killed node's leave")
@@ -160,11 +165,11 @@ def test_a_node_killed_in_mid_training_and_another_that_joins(deployment, tmp_pa
     end_and_check(run, {task["sequence"]})
 
 
-def test_a_paused_node_that_answers_too_late(deployment, tmp_path):
+def test_a_paused_node_that_answers_too_late(cold, tmp_path):
     limit = 120.0
-    run = submit_without_end(deployment, tmp_path, **{"reply-timeout": limit})
-    node = deployment.nodes[1]
-    task = interrupt_training(deployment, run, node, lambda _: os.kill(node.pid, signal.SIGSTOP))
+    run = submit_without_end(cold, tmp_path, **{"reply-timeout": limit})
+    node = cold.nodes[1]
+    task = interrupt_training(cold, run, node, lambda _: os.kill(node.pid, signal.SIGSTOP))
     try:
         wait_for(
             lambda: events_of(run, "reject", node.node_id, task["sequence"]), what="a rejection"
@@ -177,10 +182,10 @@ def test_a_paused_node_that_answers_too_late(deployment, tmp_path):
     end_and_check(run, {task["sequence"]})
 
 
-def test_a_killed_client_process(deployment, tmp_path):
-    run = submit_without_end(deployment, tmp_path, **{"reply-timeout": 300.0})
-    node = deployment.nodes[0]
-    task = interrupt_training(deployment, run, node, lambda pid: os.kill(pid, signal.SIGKILL))
+def test_a_killed_client_process(cold, tmp_path):
+    run = submit_without_end(cold, tmp_path, **{"reply-timeout": 300.0})
+    node = cold.nodes[0]
+    task = interrupt_training(cold, run, node, lambda pid: os.kill(pid, signal.SIGKILL))
     wait_for(lambda: events_of(run, "reject", node.node_id, task["sequence"]), what="a rejection")
     wait_for(
         lambda: events_of(run, "upload", node.node_id, task["sequence"] + 1),
