@@ -151,6 +151,19 @@ def nodes_table() -> str:
     return table(heads, lines)
 
 
+def queued_table() -> str:
+    """Return what a task that waits at its node gains and costs."""
+    lines = []
+    for waiting, runs in _measured("queued")["runs"].items():
+        rate, staleness, accuracy = (
+            fmean(run[key] for run in runs)
+            for key in ("uploads_per_minute", "staleness", "accuracy")
+        )
+        lines.append([waiting, f"{rate:.0f}", f"{staleness:.2f}", f"{100 * accuracy:.1f}"])
+    heads = ["`queued-per-node`", "uploads a minute", "mean staleness", "accuracy (%)"]
+    return table(heads, lines)
+
+
 def fleet_table() -> str:
     """Return how many nodes and updates fill one core of the SuperLink."""
     superlink = _measured("superlink")
@@ -254,6 +267,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "formats": formats_table,
     "update": update_sentence,
     "nodes": nodes_table,
+    "queued": queued_table,
     "fleet": fleet_table,
     "server": server_table,
     "sketch": sketch_table,
