@@ -125,6 +125,21 @@ def formats_table() -> str:
     return table([*heads, *names.values()], lines)
 
 
+def large_table() -> str:
+    """Return what an update of a large model takes over gRPC."""
+    lines = []
+    for update_dtype, run in _measured("large_model")["runs"].items():
+        sizes = [f"{run[f'bytes_{way}'] / 1e6:.0f} MB" for way in ("down", "up")]
+        memory = [
+            f"{run['memory'][kind] / 1e9:.1f} GB"
+            for kind in ("ServerApp", "SuperLink", "ClientApp, warm process")
+        ]
+        lines.append([update_dtype, *sizes, f"{run['update_seconds']['median']:.0f} s", *memory])
+    return table(
+        ["`update-dtype`", "down", "up", "an update", "ServerApp", "SuperLink", "ClientApp"], lines
+    )
+
+
 def update_sentence() -> str:
     """Return how long an update takes on real processes."""
     measured = _measured("nodes")["digits"]
@@ -268,6 +283,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "update": update_sentence,
     "nodes": nodes_table,
     "queued": queued_table,
+    "large": large_table,
     "fleet": fleet_table,
     "server": server_table,
     "sketch": sketch_table,
