@@ -179,6 +179,15 @@ def queued_table() -> str:
     return table(heads, lines)
 
 
+def cluster_table() -> str:
+    """Return how fast cells run with the local scheduler and as Ray tasks."""
+    lines = []
+    for name, runs in _measured("cluster")["cases"].items():
+        rate, start = (median(values) for values in zip(*runs, strict=True))
+        lines.append([name, f"{rate:.1f}", f"{start:.1f}"])
+    return table(["where", "cells a minute", "seconds before the first"], lines)
+
+
 def fleet_table() -> str:
     """Return how many nodes and updates fill one core of the SuperLink."""
     superlink = _measured("superlink")
@@ -283,6 +292,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "update": update_sentence,
     "nodes": nodes_table,
     "queued": queued_table,
+    "cluster": cluster_table,
     "large": large_table,
     "fleet": fleet_table,
     "server": server_table,
