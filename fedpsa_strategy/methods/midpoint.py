@@ -53,7 +53,7 @@ class MidpointRule(RememberingRule):
 
     @property
     def shift(self) -> float:
-        """θ now."""
+        """The shift θ, by the size of the last updates if it grows."""
         if not self.settings.shift_grows:
             return self.settings.shift
         size = self.thermometer.temperature
@@ -107,7 +107,7 @@ class MidpointRule(RememberingRule):
 
     @property
     def step(self) -> float:
-        """P now."""
+        """The step p, by the staleness of the last uploads."""
         limit = self.settings.step_limit
         if not limit:
             return self.settings.server_lr

@@ -9,15 +9,20 @@ from simulation.experiments.grids import places
 from simulation.experiments.options import Options
 
 SUBJECT = "Midpoint"
-HALF_STEP = "CA2FL, η ½"
-"""CA2FL with the other step that suits it: the fair baseline is the better of the two."""
+STEPS: dict[str, RunConfig] = {
+    "CA2FL": METHODS["CA2FL"],
+    "CA2FL, η ½": {"strategy": "ca2fl", "server-lr": 0.5},
+    "CA2FL, η ¼": {"strategy": "ca2fl", "server-lr": 0.25},
+}
+"""CA2FL with several steps: the fair baseline is the best of them."""
 
 EVIDENCE: dict[str, RunConfig] = {
     SUBJECT: METHODS[SUBJECT],
-    "CA2FL": METHODS["CA2FL"],
-    HALF_STEP: {"strategy": "ca2fl", "server-lr": 0.5},
+    **{name: STEPS[name] for name in ("CA2FL", "CA2FL, η ½")},
     **{name: METHODS[name] for name in ("FedBuff", CONTROL, "FedPSA")},
     **{name: METHODS[name] for name in ("FedAsync", "FedFa", "FedAvg")},
+    **{name: METHODS[name] for name in ("FADAS", "ACE", "ACED", "AREA")},
+    **{name: METHODS[name] for name in ("FedAC weights", "Rescaled")},
 }
 MODELS = {"mlp": "perceptron", "default": "the dataset's own model"}
 
@@ -45,12 +50,7 @@ PARTS: dict[str, RunConfig] = {
 CONCURRENCIES = (0.1, 0.2, 0.4, 0.6)
 BUFFERS = (1, 5, 10)
 INTERVALS = ((10, 500), (20, 1000), (50, 2500))
-ROBUST: dict[str, RunConfig] = {
-    SUBJECT: METHODS[SUBJECT],
-    "CA2FL": METHODS["CA2FL"],
-    HALF_STEP: EVIDENCE[HALF_STEP],
-    CONTROL: METHODS[CONTROL],
-}
+ROBUST: dict[str, RunConfig] = {SUBJECT: METHODS[SUBJECT], **STEPS}
 
 
 def evidence(options: Options) -> list[Cell]:
@@ -76,7 +76,7 @@ def robustness(options: Options) -> list[Cell]:
             "latency-min": low,
             "latency-max": high,
         }
-        label = f"{busy:g} busy, buffer {buffer}, times {low} to {high}"
+        label = f"{busy:g} busy, buffer {buffer}, times {low}-{high}"
         cells += _cells(options, ROBUST, (0.1,), circumstances, {"circumstances": label})
     return cells
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from simulation.experiments import markdown
@@ -65,6 +65,32 @@ def paired_body(rows: Sequence[Row], layout: Paired) -> str:
     for found in groups(rows, *layout.block).values():
         parts += [f"## {layout.title(found)}", paired_table(found, layout)]
         parts.append(reading(found, layout))
+    return "\n\n".join(parts)
+
+
+def lines_body(rows: Sequence[Row], layout: Paired, line: str) -> str:
+    """Return a table with a line for each value of a label, which the layout's block has too.
+
+    The subject is compared with the best of the others of each line: the one that somebody would
+    have chosen who tunes for these circumstances.
+    """
+    parts = []
+    table = replace(layout, block=tuple(key for key in layout.block if key != line))
+    for found in groups(rows, *table.block).values():
+        methods = [str(method) for (method,) in groups(found, "method")]
+        header = [line, *(f"{method}: area" for method in methods), "best of the others"]
+        header += [f"{layout.subject} minus it: area", "last tenth (points)"]
+        lines = []
+        for (value,), own in groups(found, line).items():
+            by_method = {str(key[0]): part for key, part in groups(own, "method").items()}
+            areas = {name: over_seeds(by_method[name], "area_under_curve") for name in methods}
+            others = [name for name in methods if name != layout.subject and areas[name]]
+            best = max(others, key=lambda name: areas[name].mean, default=markdown.NOTHING)
+            gaps = (dict(layout.gaps(own, name, factor)) for name, factor, _ in _NUMBERS)
+            area, late = (gap.get(best, Estimate({})) for gap in gaps)
+            texts = [markdown.estimate(areas[name], 4) for name in methods]
+            lines.append([str(value), *texts, best, with_error(area, 4), with_error(late, 2)])
+        parts += [f"## {table.title(found)}", markdown.table(header, lines)]
     return "\n\n".join(parts)
 
 

@@ -9,7 +9,7 @@ from simulation.experiments import midpoint
 from simulation.experiments.catalogue import EXPERIMENTS
 from simulation.experiments.midpoint_parts import KappaResiduals, RelaxedStart, Uncalibrated
 from simulation.experiments.options import Options
-from simulation.experiments.paired import Paired, paired_body
+from simulation.experiments.paired import Paired, lines_body, paired_body
 from simulation.experiments.rows import Row
 from support.updates import ZERO, make_update
 
@@ -59,7 +59,7 @@ def test_every_part_is_a_method(part):
 
 def test_which_runs_there_are():
     seeds = Options(seeds=(6, 7), days=2.0)
-    assert len(EXPERIMENTS["table-midpoint"].cells(seeds)) == 9 * 2 * 2 * 2
+    assert len(EXPERIMENTS["table-midpoint"].cells(seeds)) == 15 * 2 * 2 * 2
     assert len(EXPERIMENTS["table-midpoint-parts"].cells(seeds)) == 12 * 2 * 2
     assert len(EXPERIMENTS["table-midpoint-robust"].cells(seeds)) == 4 * 36 * 2 * 2
     one = Options(seeds=(6,), alphas=(0.1,), extra={"model": "mlp"}, methods=("FedBuff", "ACE"))
@@ -69,8 +69,9 @@ def test_which_runs_there_are():
     assert {cell.id for cell in cells[:2]} <= {cell.id for cell in both}
 
 
-def row(method, seed, area, late):
+def row(method, seed, area, late, **more):
     labels = {"method": method, "dataset": "fmnist", "alpha": 0.1, "seed": seed, "model": "mlp"}
+    labels |= more
     numbers = {"area_under_curve": area, "late_accuracy": late, "accuracy": late}
     return Row(labels, f"{method}{seed}", "completed", numbers=numbers)
 
@@ -86,3 +87,16 @@ def test_differences_by_hand():
     assert "Area: ahead of A. Last tenth: level with A." in text
     alone = paired_body(rows[:1] + rows[2:3], Paired("Midpoint"))
     assert "fewer than two seeds" in alone
+
+
+def test_circumstances_have_a_line_each_beside_the_best_of_the_others():
+    few, many = {"circumstances": "few"}, {"circumstances": "many"}
+    rows = [row("Midpoint", 6, 2.0, 0.8, **few), row("Midpoint", 6, 1.0, 0.5, **many)]
+    rows += [row("A", 6, 1.0, 0.7, **few), row("A", 6, 1.5, 0.9, **many)]
+    rows += [row("B", 6, 1.5, 0.9, **few), row("B", 6, 1.2, 0.9, **many)]
+    text = lines_body(
+        rows, Paired("Midpoint", ("dataset", "model", "alpha", "circumstances")), "circumstances"
+    )
+    assert "| few | 2.0000 | 1.0000 | 1.5000 | B | +0.5000 | −10.00 |" in text
+    assert "| many | 1.0000 | 1.5000 | 1.2000 | A | −0.5000 | −40.00 |" in text
+    assert text.startswith("## Fashion-MNIST, α = 0.1, mlp\n")
