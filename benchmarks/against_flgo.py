@@ -18,6 +18,7 @@ from benchmarks.report import Report, parser, with_unit
 ENVIRONMENT = ROOT / ".venv-flgo"
 PACKAGES = ("flgo==0.4.4", "torch==2.13.0", "torchvision==0.28.0")
 _FOLDERS = {"fmnist": "FashionMNIST", "mnist": "MNIST"}
+_OVER_FLGO = {"fmnist": 4.0, "mnist": 1.0}  # for orientation
 # FLGo trains on 60,000 samples and tests on 10,000: so do we here, for equal steps per task.
 _TEST_FRACTION = 1 / 7
 
@@ -129,16 +130,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 for name, runs in found.items()
             ],
         )
-        one, two = (f"local engine, {n}, FedBuff" for n in ("1 worker", "2 workers"))
-        linear = dataset == "fmnist"
-        for name, limit in ((one, 2.2 if linear else 1.0), (two, 4.0 if linear else 1.0)):
-            report.target(
-                f"{dataset}: {name}, uploads/s over FLGo's",
-                ratios[name].median,
-                limit,
-                at_least=True,
-            )
-        share = paired_ratio(rates[one], rates["bare loop, 1 process"])
+        two = "local engine, 2 workers, FedBuff"
+        report.target(
+            f"{dataset}: {two}, uploads/s over FLGo's",
+            ratios[two].median,
+            _OVER_FLGO[dataset],
+            at_least=True,
+        )
+        share = paired_ratio(
+            rates["local engine, 1 worker, FedBuff"], rates["bare loop, 1 process"]
+        )
         report.text(
             f"{dataset}, 1 worker: {100 * share.median:.0f} % of the step-time limit (the bare "
             "loop with the same step)."

@@ -28,14 +28,9 @@ NAMES = {
     "cifar10": "CIFAR-10, CNN",
     "digits": "digits, small perceptron",
 }
-# Wall time over that of the bare loop, by dataset and number of processes.
-LIMITS = {
-    ("fmnist", "1"): 1.15,
-    ("fmnist", "2"): 1.3,
-    ("mnist", "1"): 1.05,
-    ("cifar10", "1"): 1.05,
-}
-
+# Wall time over that of the bare loop, by dataset and number of processes: for orientation.
+LIMITS = {("fmnist", "1"): 1.35, ("mnist", "1"): 1.05, ("cifar10", "1"): 1.05}
+_OVER_RAY = 3.0
 
 LOCAL = "local engine"
 HERE = "local engine that trains in the server too"
@@ -107,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 for name in (LOCAL, "Ray engine")
             ]
             what = f"{dataset}, {step}: uploads/s over Flower's Ray engine"
-            report.target(what, paired_ratio(*rates).median, 2.0, at_least=True)
+            report.target(what, paired_ratio(*rates).median, _OVER_RAY, at_least=True)
         data[f"{dataset}, {step}"] = {
             "job": job.described(),
             "runs": {
