@@ -281,6 +281,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "curves": curves_table,
     "accuracy": reproduction_tables.accuracy_table,
     "skew": reproduction_tables.skew_table,
+    "fair": reproduction_tables.fair_table,
+    "overhead-linear": reproduction_tables.overhead_table,
     "ablation": reproduction_tables.ablation_table,
     "times": reproduction_tables.times_table,
     "held-out": reproduction_tables.held_out_table,

@@ -8,7 +8,8 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 from simulation.experiments import paper
-from simulation.experiments.markdown import table
+from simulation.experiments.derived import costs_per_upload
+from simulation.experiments.markdown import number, table
 from simulation.experiments.numbers import interpolated
 from simulation.experiments.rows import Row, from_lines
 
@@ -63,6 +64,32 @@ def skew_table() -> str:
 
 
 _SKEW = ("", ": paper", ": last tenth", ": area")
+
+
+def fair_table() -> str:
+    """Return final accuracies with both ways in which the learning rate may decay."""
+    usual = rows_of("table-accuracy")
+    lines = []
+    for method, (row,) in _by(rows_of("table-accuracy-fair"), "method"):
+        ((_, (before,)),) = _by(usual, "method", method=method, alpha=0.1, seed=0)
+        values = [f"{100 * (each.number('accuracy') or 0):.2f}" for each in (before, row)]
+        late = [f"{100 * (each.number('late_accuracy') or 0):.2f}" for each in (before, row)]
+        versions = f"{int(before.number('versions') or 0):,}"
+        lines.append([method, versions, values[0], late[0], values[1], late[1]])
+    heads = ["method", "versions", "decay per version", "last tenth"]
+    return table([*heads, "decay per upload", "last tenth"], lines)
+
+
+def overhead_table() -> str:
+    """Return what an upload costs with the linear model, by method."""
+    lines = []
+    for method, rows in _by(rows_of("figure-overhead"), "method"):
+        costs = costs_per_upload(rows)
+        numbers = [(costs["train"], 1), (costs["sensitivity"] or None, 1), (costs["server"], 2)]
+        texts = [number(value, decimals) for value, decimals in numbers]
+        lines.append([method, *texts, number(costs["up"], 1)])
+    heads = ["method", "training (ms)", "sensitivity and sketch (ms)", "server (ms)", "up (kB)"]
+    return table(heads, lines)
 
 
 def ablation_table() -> str:
