@@ -69,16 +69,21 @@ def parts(options: Options) -> list[Cell]:
 def robustness(options: Options) -> list[Cell]:
     """Midpoint and CA2FL over concurrency, buffer and response times, with the same settings."""
     cells = []
-    for busy, buffer, (low, high) in product(CONCURRENCIES, BUFFERS, INTERVALS):
-        circumstances: RunConfig = {
+    for busy, buffer, times in product(CONCURRENCIES, BUFFERS, INTERVALS):
+        config: RunConfig = {
             "fraction-train": busy,
             "buffer-size": buffer,
-            "latency-min": low,
-            "latency-max": high,
+            "latency-min": times[0],
+            "latency-max": times[1],
         }
-        label = f"{busy:g} busy, buffer {buffer}, times {low}-{high}"
-        cells += _cells(options, ROBUST, (0.1,), circumstances, {"circumstances": label})
+        labels: dict[str, Label] = {"circumstances": circumstances(busy, buffer, times)}
+        cells += _cells(options, ROBUST, (0.1,), config, labels)
     return cells
+
+
+def circumstances(busy: float, buffer: int, times: tuple[int, int]) -> str:
+    """Return the label of the runs with these settings."""
+    return f"{busy:g} busy, buffer {buffer}, times {times[0]}-{times[1]}"
 
 
 def _cells(
