@@ -354,8 +354,6 @@ PARTS: dict[str, Callable[[], str]] = {
     "times": reproduction_tables.times_table,
     "held-out": reproduction_tables.held_out_table,
     "midpoint-areas": partial(midpoint_gaps, "area_under_curve", 1.0, 4),
-    "midpoint-parts": midpoint_parts,
-    "midpoint-robust": midpoint_robust,
     "midpoint-ends": partial(midpoint_gaps, "late_accuracy", 100.0, 2),
     "sketch-noise": sketch_noise_table,
     "costs": cost_table,
