@@ -16,10 +16,10 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedpsa_strategy.errors import FedPSAError
+from fedpsa_strategy.server.callbacks.stop import STOP_REQUESTED
 from fedpsa_strategy.server.checkpoint import Checkpointer
 from fedpsa_strategy.server.clock import DAY
 from fedpsa_strategy.server.snapshot import check_fits
-from fedpsa_strategy.server.stop import STOP_REQUESTED
 from fedpsa_strategy.watch.curve import draw_curve
 from fedpsa_strategy.watch.event_log import EventLog, complete_size, read_events
 from fedpsa_strategy.watch.rate import rate_text

@@ -289,7 +289,9 @@ class Apply:
                 f"{run.layout.key_at(first_too_large(model))!r}"
             )
         run.clients.waiting.clear()
-        run.version_metrics = self._combine_metrics(run.round_metrics, self._form.weight_key)
+        metrics = self._combine_metrics(run.round_metrics, self._form.weight_key)
+        if metrics is not None:  # a user's function may have nothing to tell
+            run.result.train_metrics_clientapp[run.version] = metrics
         run.round_metrics = []
 
     def _tell_version(self) -> None:

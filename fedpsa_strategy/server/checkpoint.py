@@ -12,7 +12,7 @@ import json
 import logging
 import time
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,9 @@ from fedpsa_strategy.files import (
     remove_leftovers,
     write_atomically,
 )
+from fedpsa_strategy.server.callbacks.base import Callback
+from fedpsa_strategy.server.run_state import Task
+from fedpsa_strategy.server.snapshot import restore_snapshot, take_snapshot
 
 log = logging.getLogger("flwr")
 
@@ -102,8 +105,8 @@ class CheckpointStore:
         raise CheckpointError(f"no usable checkpoint in {self.folder}: {found}")
 
 
-class Checkpointer:
-    """Decides when a run is saved, and saves it.
+class Checkpointer(Callback):
+    """Saves a run when that is due, and when it ends before its time.
 
     Parameters
     ----------
@@ -138,46 +141,58 @@ class Checkpointer:
         self.extra = extra
         self.resume_from = resume_from
         self._monotonic = monotonic
+        self._callbacks: Sequence[Callback] = ()
         self._last_version = 0
-        self._last_time = monotonic()
+        self._last_time = 0.0
 
-    def begin(self, version: int) -> None:
-        """Count from here."""
-        self._last_version = version
-        self._last_time = self._monotonic()
-
-    def due(self, version: int) -> bool:
-        """Return whether it is time."""
-        by_version = self.every_versions and version - self._last_version >= self.every_versions
-        by_time = self.every_seconds and self._monotonic() - self._last_time >= self.every_seconds
-        return bool(by_version or by_time)
-
-    def save(self, number: int, version: int, state: Mapping[str, Any]) -> bool:
-        """Save; a full disk or the like is logged and does not stop the run.
+    def restore(self, callbacks: Sequence[Callback]) -> list[Task]:
+        """Put the run and its callbacks where the saved ones were, if there are any.
 
         Parameters
         ----------
-        number : int
-            Orders the checkpoints.
-        version : int
-            The version saved.
-        state : Mapping[str, Any]
-            See `CheckpointStore.save`.
+        callbacks : Sequence[Callback]
+            All of the run's, whose state is saved from now on.
 
         Returns
         -------
-        bool
-            Whether it worked.
+        list[Task]
+            The tasks that were in flight.
         """
+        self._callbacks = callbacks
+        if self.resume_from is None:
+            return []
+        return restore_snapshot(self.run, callbacks, self.resume_from)
+
+    def started(self) -> None:
+        """Count from here."""
+        self._last_version = self.run.version
+        self._last_time = self._monotonic()
+
+    def stepped(self) -> None:
+        """Save if it is time."""
+        versions = self.run.version - self._last_version
+        by_version = self.every_versions and versions >= self.every_versions
+        by_time = self.every_seconds and self._monotonic() - self._last_time >= self.every_seconds
+        if by_version or by_time:
+            self._save()
+
+    def interrupted(self) -> None:
+        """Save where the run stands."""
+        # In the middle of a step the state is neither before nor after it: the last one counts.
+        if self.run.whole:
+            self._save()
+
+    def _save(self) -> None:
+        """Save; a full disk or the like is logged and does not stop the run."""
         if self.store is None:
-            return False
-        self.begin(version)
+            return
+        self.started()
+        run = self.run
+        state = take_snapshot(run, self._callbacks)
         try:
-            self.store.save(number, {**state, "extra": self.extra() if self.extra else {}})
+            self.store.save(run.sequence, {**state, "extra": self.extra() if self.extra else {}})
         except OSError as error:
-            log.warning("the checkpoint of version %d could not be written: %s", version, error)
-            return False
-        return True
+            log.warning("the checkpoint of version %d could not be written: %s", run.version, error)
 
 
 def load(path: Path) -> dict[str, Any]:

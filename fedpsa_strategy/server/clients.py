@@ -34,11 +34,6 @@ class Client:
     paused_until: float = 0.0
     host: str = ""  # where it runs, if it told
 
-    @property
-    def busy(self) -> bool:
-        """Whether it has a task."""
-        return self.tasks > 0
-
     def named(self, node_id: int) -> str:
         """Return the client as log lines name it when it is, or was, this node."""
         host = f" on {self.host}" if self.host and node_id == self.node_id else ""
@@ -220,4 +215,4 @@ class Clients:
 
     @staticmethod
     def _may_work(client: Client, now: float) -> bool:
-        return not client.busy and client.paused_until <= now
+        return not client.tasks and client.paused_until <= now

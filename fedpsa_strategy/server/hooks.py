@@ -213,7 +213,7 @@ class FlowerHooks(Strategy):
             self.apply.reply(reply)
         if run.version == version:
             return None, None
-        return run.arrays, run.version_metrics
+        return run.arrays, run.result.train_metrics_clientapp.get(run.version)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, insort
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from flwr.app import Message
@@ -11,7 +12,6 @@ from flwr.serverapp import Grid
 
 from fedpsa_strategy.errors import ForgeryError
 from fedpsa_strategy.server.awake import AwakeTime
-from fedpsa_strategy.server.evaluation import Evaluations
 from fedpsa_strategy.server.pull import (
     MESSAGE_UNAVAILABLE,
     MOST_ASKED,
@@ -45,8 +45,20 @@ class Collected:
     expired: list[Task] = field(default_factory=list)
 
 
+@dataclass(eq=False)
+class _Question:
+    """Messages that are no tasks, and what has come back."""
+
+    expires: float
+    done: Callable[[list[Reply]], None]
+    outstanding: dict[str, Message] = field(default_factory=dict)  # by id
+    replies: list[Reply] = field(default_factory=list)
+
+
 class Inbox:
     """Collects the replies to train messages, and puts them into the order of their effect.
+
+    Others may send messages too, with `ask`: those of a federated evaluation, for example.
 
     Parameters
     ----------
@@ -54,8 +66,6 @@ class Inbox:
         The run.
     grid : Grid
         Where replies come from.
-    evaluations : Evaluations
-        Gets the replies that are its own.
     timeout : float
         Real seconds after which a reply is no longer waited for.
     awake : AwakeTime
@@ -66,12 +76,11 @@ class Inbox:
         self,
         run: RunState,
         grid: Grid,
-        evaluations: Evaluations,
         timeout: float,
         awake: AwakeTime,
     ) -> None:
         self._run = run
-        self._evaluations = evaluations
+        self._grid = grid
         self._timeout = timeout
         self._awake = awake
         self._puller = Puller(grid)
@@ -83,6 +92,7 @@ class Inbox:
         self._queue: list[tuple[float, int, str]] = []
         self._num_arrived = 0
         self._last_reply = 0.0
+        self._questions: list[_Question] = []
 
     def __len__(self) -> int:
         return len(self._unanswered)
@@ -105,10 +115,17 @@ class Inbox:
         """Ask for the reply to this task by itself: it was sent again."""
         self._puller.watch(task.message_id)
 
+    def ask(self, messages: list[Message], done: Callable[[list[Reply]], None]) -> None:
+        """Send messages that are no tasks; `done` gets the replies that come before the timeout."""
+        if messages:
+            question = _Question(self._awake() + self._timeout, done)
+            self._send(messages, question)
+            self._questions.append(question)
+
     @property
-    def ready(self) -> bool:
-        """Whether the reply that takes effect next is here."""
-        return bool(self._queue) and self._queue[0][2] in self._arrived
+    def asking(self) -> bool:
+        """Whether such messages are not answered yet."""
+        return bool(self._questions)
 
     def next_task(self) -> Task | None:
         """Return the task whose reply takes effect next, if that reply is here."""
@@ -121,10 +138,10 @@ class Inbox:
         heapq.heappop(self._queue)
         return self._arrived.pop(task.message_id)
 
-    def collect(self, *, evaluations_only: bool = False) -> Collected:
-        """Pull what has arrived; give up what is late."""
-        wanted = self._evaluations.outstanding()
-        if not evaluations_only:
+    def collect(self, *, tasks: bool = True) -> Collected:
+        """Pull what has arrived, with or without replies to tasks; give up what is late."""
+        wanted = [key for question in self._questions for key in question.outstanding]
+        if tasks:
             wanted = self._wanted() + wanted
         pulled = self._puller.pull(wanted)
         now = self._awake()
@@ -145,8 +162,9 @@ class Inbox:
             self._last_reply = now
         lost = self._lose(pulled.lost)
         again = self._lose(expired)
-        while not evaluations_only and self._is_late(now):
+        while tasks and self._is_late(now):
             self._arrive(next(iter(self._unanswered)), None)
+        self._close_questions(now)
         return Collected(bool(replies or pulled.unreadable or pulled.lost), lost, again)
 
     def _wanted(self) -> list[str]:
@@ -193,7 +211,9 @@ class Inbox:
     def _arrive(self, message_id: str, reply: Reply) -> None:
         self._puller.forget(message_id)
         if self._unanswered.pop(message_id, None) is None:
-            self._evaluations.arrive(message_id, reply)
+            for question in self._questions:
+                if question.outstanding.pop(message_id, None) is not None:
+                    question.replies.append(reply)
             return
         self._arrived[message_id] = reply
         task = self._run.in_flight.get(message_id)
@@ -208,9 +228,8 @@ class Inbox:
         tasks = []
         for key in keys:
             self._puller.forget(key)
-            for message_id in self._evaluations.repeat(key):
-                self._puller.watch(message_id)
             if self._unanswered.pop(key, None) is None:
+                self._ask_again(key)
                 continue
             task = self._run.in_flight[key]
             if task.due is not None:
@@ -219,6 +238,32 @@ class Inbox:
                 heapq.heapify(self._queue)
             tasks.append(task)
         return tasks
+
+    def _send(self, messages: list[Message], question: _Question) -> list[str]:
+        """Send messages of a question; return the ids of those that were accepted."""
+        accepted = set(self._grid.push_messages(messages))
+        sent = {message.metadata.message_id: message for message in messages}
+        new = {key: message for key, message in sent.items() if key in accepted}
+        question.outstanding |= new
+        return list(new)
+
+    def _ask_again(self, message_id: str) -> None:
+        """Send a message of a question again, whose reply was lost."""
+        for question in self._questions:
+            if (message := question.outstanding.pop(message_id, None)) is not None:
+                metadata = message.metadata
+                again = Message(
+                    message.content, metadata.dst_node_id, metadata.message_type, ttl=metadata.ttl
+                )
+                for key in self._send([again], question):
+                    self._puller.watch(key)
+
+    def _close_questions(self, now: float) -> None:
+        """Hand over the replies to questions that are complete, or out of time."""
+        for question in list(self._questions):
+            if not question.outstanding or now >= question.expires:
+                self._questions.remove(question)
+                question.done(question.replies)
 
     def _no_longer_in_order(self, task: Task) -> None:
         assert task.due is not None

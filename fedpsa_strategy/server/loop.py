@@ -5,24 +5,22 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import Any
 
-from flwr.app import ConfigRecord, Message, MetricRecord
+from flwr.app import ConfigRecord, Message
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
 from fedpsa_strategy.errors import ForgeryError
 from fedpsa_strategy.server.awake import AwakeTime
 from fedpsa_strategy.server.callbacks.base import hooks
-from fedpsa_strategy.server.evaluation import EvaluateFn, Evaluations
+from fedpsa_strategy.server.callbacks.evaluation import EvaluateFn, Evaluations
+from fedpsa_strategy.server.callbacks.stop import STOP_REQUESTED, ShouldStop, Stop
 from fedpsa_strategy.server.events import RunEnded, RunStarted, Waiting
 from fedpsa_strategy.server.hooks import FlowerHooks
 from fedpsa_strategy.server.inbox import Inbox
 from fedpsa_strategy.server.membership import Membership
 from fedpsa_strategy.server.pace import NOTICE, Pace
 from fedpsa_strategy.server.run_state import Task
-from fedpsa_strategy.server.snapshot import restore_snapshot, take_snapshot
-from fedpsa_strategy.server.stop import STOP_REQUESTED, ShouldStop, Stop
 
 log = logging.getLogger("flwr")
 
@@ -81,65 +79,55 @@ class AsyncLoop:
         self._train_config = train_config
         self._monotonic = monotonic
         self._perf_counter = perf_counter
-        self._result = Result(arrays=run.arrays)
-        ends = hooks(strategy.callbacks, "ends")
-        self._stop = Stop(run, strategy.limits, num_versions, monotonic, should_stop, ends)
         self._membership = Membership(
             run, grid, strategy.num_nodes_wanted, strategy.failures, monotonic, sleep
         )
-        self._evaluations = Evaluations(
-            strategy,
-            run,
-            grid,
-            strategy.evaluation,
-            self._result,
-            evaluate_fn,
-            evaluate_config,
-            timeout,
-            monotonic,
-        )
-        awake = AwakeTime(monotonic, wall)
-        self._inbox = Inbox(run, grid, self._evaluations, timeout, awake)
+        self._inbox = Inbox(run, grid, timeout, AwakeTime(monotonic, wall))
         self._pace = Pace(grid, sleep)
-        self._idle = hooks(strategy.callbacks, "idle")
-        self._turn = hooks(strategy.callbacks, "turn")
+        stop = Stop(strategy.limits, num_versions, monotonic, should_stop)
+        evaluations = Evaluations(
+            strategy, grid, self._inbox, evaluate_fn, evaluate_config, self._end_reason
+        )
+        for callback in (stop, evaluations, strategy.checkpointer):
+            callback.begin(run)
+        self._callbacks = [stop, evaluations, *strategy.callbacks, strategy.checkpointer]
+        # Those of every step; the others may be called where they do nothing.
+        self._until = hooks(self._callbacks, "until")
+        self._stepped = hooks(self._callbacks, "stepped")
+        self._ends = hooks(self._callbacks, "ends")
         self._next_turn = 0.0
         self._silent_since = 0.0
-        self._server_seconds = 0.0  # spent on aggregation, before an interruption too
 
     def run(self) -> Result:
         """Run to the end and return Flower's result."""
-        run, membership, checkpointer = self._run, self._membership, self._strategy.checkpointer
+        run = self._run
         self._begin()
         try:
-            while (reason := self._stop.reason()) is None:
+            while (reason := self._end_reason()) is None:
                 self._look_around()
                 self._dispatch()
                 if run.rejected_in_a_row or not run.in_flight:
-                    membership.check_alive()
-                if not self._inbox.ready:
+                    self._membership.check_alive()
+                if self._inbox.next_task() is None:
                     self._collect()
                 run.whole = False
                 self._apply()
                 run.whole = True
-                if checkpointer.due(run.version):
-                    self._save()
+                for stepped in self._stepped:
+                    stepped()
         except BaseException:  # a signal, or a grid that says the run is over
-            self._save()
+            self._interrupt()
             raise
         self._end(reason)
-        return self._result
+        return run.result
 
     def _begin(self) -> None:
         """Wait for the nodes, and begin or resume."""
         strategy, run = self._strategy, self._run
-        saved = strategy.checkpointer.resume_from
-        tasks = [] if saved is None else self._load_state_dict(saved)
-        start_time = 0.0 if saved is None else saved["time"]
-        run.clock.hold(start_time)
+        run.clock.hold()
+        tasks = strategy.checkpointer.restore(self._callbacks)
         self._membership.gather()
-        run.clock.start(start_time)
-        self._stop.begin()
+        run.clock.start(run.clock.now)
         self._inbox.begin()
         self._silent_since = self._monotonic()
         run.emit(
@@ -153,22 +141,33 @@ class AsyncLoop:
                 rejected=run.rejected,
             )
         )
-        if saved is None:
-            self._evaluations.evaluate()
-        else:
-            self._send(strategy.dispatch.resume(tasks, self._train_config))
-        strategy.checkpointer.begin(run.version)
+        self._send(strategy.dispatch.resume(tasks, self._train_config))
+        for callback in self._callbacks:
+            callback.started()
+
+    def _end_reason(self) -> str | None:
+        """Return why the run ends now; None if it continues."""
+        for ends in self._ends:
+            reason: str | None = ends()
+            if reason is not None:
+                return reason
+        return None
+
+    def _interrupt(self) -> None:
+        for callback in self._callbacks:
+            callback.interrupted()
 
     def _end(self, reason: str) -> None:
         run = self._run
         stopped = reason == STOP_REQUESTED
-        if stopped:  # nobody waits for clients any more
-            self._save()
-        self._evaluations.last(on_clients=not stopped)
-        while not stopped and self._evaluations.close():
-            if self._inbox.collect(evaluations_only=True).progress:
+        if stopped:
+            self._interrupt()
+        for callback in self._callbacks:
+            callback.ended(reason)
+        while self._inbox.asking and not stopped:  # after a stop nobody waits for clients
+            if self._inbox.collect(tasks=False).progress:
                 self._pace.reset()
-            if self._evaluations.close():
+            if self._inbox.asking:
                 self._pace.rest()
         log.info("The run ends: %s", reason)
         run.emit(
@@ -178,10 +177,10 @@ class AsyncLoop:
                 uploads=run.uploads,
                 rejected=run.rejected,
                 reason=reason,
-                server_seconds=self._server_seconds,
+                server_seconds=run.server_seconds,
             )
         )
-        self._result.arrays = run.arrays
+        run.result.arrays = run.arrays
 
     def _look_around(self) -> None:
         """From time to time, notice who comes and goes, and let callbacks look at the run."""
@@ -190,8 +189,8 @@ class AsyncLoop:
         self._next_turn = self._monotonic() + _TURN
         self._membership.look()
         self._run.whole = False
-        for turn in self._turn:
-            turn()
+        for callback in self._callbacks:
+            callback.turn()
         self._run.whole = True
 
     # --- Dispatch ------------------------------------------------------------------------------
@@ -233,9 +232,8 @@ class AsyncLoop:
         if found.expired:
             self._send_again(found.expired, "tasks expired while time stood still")
             self._pace.rest(_AGAIN)
-        self._evaluations.close()
         now = self._monotonic()
-        if found.progress or self._inbox.ready:
+        if found.progress or self._inbox.next_task() is not None:
             self._silent_since = now
             self._pace.reset()
             return
@@ -244,9 +242,9 @@ class AsyncLoop:
             reason = f"{len(self._inbox)} clients at work"
             self._run.emit(Waiting(time=self._run.clock.now, reason=reason))
         started = self._perf_counter()
-        for idle in self._idle:
-            idle()
-        self._server_seconds += self._perf_counter() - started
+        for callback in self._callbacks:
+            callback.idle()
+        self._run.server_seconds += self._perf_counter() - started
         self._pace.rest()
 
     def _send_again(self, tasks: list[Task], why: str) -> None:
@@ -268,9 +266,9 @@ class AsyncLoop:
         strategy, run = self._strategy, self._run
         task = self._inbox.next_task()
         moment = run.clock.moment(None if task is None else task.due)
-        if not self._evaluations.until(moment, self._stop):
+        if not all(until(moment) for until in self._until):
             return
-        if task is None or not run.clock.advance(moment, self._stop.limits.deadline):
+        if task is None or not run.clock.advance(moment, strategy.limits.deadline):
             return
         version = run.version
         reply = self._inbox.take(task)
@@ -281,45 +279,7 @@ class AsyncLoop:
         else:
             started = self._perf_counter()
             strategy.aggregate_train(version + 1, [reply])
-            self._server_seconds += self._perf_counter() - started
+            run.server_seconds += self._perf_counter() - started
         if run.version != version:
-            if run.version_metrics is not None:
-                self._result.train_metrics_clientapp[run.version] = run.version_metrics
-            self._evaluations.version_made()
-            self._stop.version_made(self._result)
-
-    # --- Checkpoints ---------------------------------------------------------------------------
-
-    def _save(self) -> None:
-        run = self._run
-        # In the middle of a step the state is neither before nor after it: the last one counts.
-        if run.whole and self._strategy.checkpointer.store is not None:
-            self._strategy.checkpointer.save(run.sequence, run.version, self._state_dict())
-
-    def _state_dict(self) -> dict[str, Any]:
-        return take_snapshot(self._run, self._strategy.callbacks) | {
-            # Of each the last entry: a checkpoint must not grow with the number of versions. What
-            # was before is in the events, and no longer in a resumed run's result.
-            "histories": [
-                [[version, dict(metrics)] for version, metrics in list(history.items())[-1:]]
-                for history in _histories(self._result)
-            ],
-            "evaluations": self._evaluations.state_dict(),
-            "server_seconds": self._server_seconds,
-        }
-
-    def _load_state_dict(self, saved: dict[str, Any]) -> list[Task]:
-        tasks = restore_snapshot(self._run, self._strategy.callbacks, saved)
-        for history, entries in zip(_histories(self._result), saved["histories"], strict=True):
-            history.update({version: MetricRecord(metrics) for version, metrics in entries})
-        self._evaluations.load_state_dict(saved["evaluations"])
-        self._server_seconds = saved["server_seconds"]
-        return tasks
-
-
-def _histories(result: Result) -> list[dict[int, MetricRecord]]:
-    return [
-        result.train_metrics_clientapp,
-        result.evaluate_metrics_clientapp,
-        result.evaluate_metrics_serverapp,
-    ]
+            for callback in self._callbacks:
+                callback.published()

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, Message, RecordDict
+from flwr.serverapp.strategy import Result
 
 from fedpsa_strategy.methods.base import Rule, Vector
 from fedpsa_strategy.server.clients import Clients
@@ -92,6 +93,8 @@ class RunState:
     sent : Model
         The current version as the record says: another object than `model` only where an array's
         number format is narrower than the vector's.
+    result : Result
+        Flower's result so far: metrics by version; the final arrays when the run has ended.
     """
 
     rule: Rule
@@ -102,6 +105,7 @@ class RunState:
     model: Model
     arrays: ArrayRecord
     sent: Model
+    result: Result
     version: int = 0
     uploads: int = 0
     rejected: int = 0
@@ -112,8 +116,8 @@ class RunState:
     upload_states: list[States] = field(default_factory=list)  # of the last uploads
     reasons: Counter[str] = field(default_factory=Counter)
     round_metrics: list[RecordDict] = field(default_factory=list)
-    version_metrics: MetricRecord | None = None
     accuracy: float | None = None  # of the last evaluation by the server
+    server_seconds: float = 0.0  # real time spent on aggregation, before an interruption too
     # False during a change that must not be saved half done; an exception then leaves it False.
     # What a grid does is always outside of such changes: there a run waits, and learns of its end.
     whole: bool = True
@@ -153,4 +157,5 @@ def new_run(
     """Return the state of a run that begins with `arrays`."""
     model = Model(*layout.read(arrays))
     rule.start(model.vector)
-    return RunState(rule, clock, listeners, layout, clients, model, arrays, model)
+    result = Result(arrays=arrays)
+    return RunState(rule, clock, listeners, layout, clients, model, arrays, model, result)

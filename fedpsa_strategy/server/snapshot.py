@@ -8,6 +8,7 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from flwr.app import MetricRecord, RecordDict
+from flwr.serverapp.strategy import Result
 
 from fedpsa_strategy.errors import FedPSAError
 from fedpsa_strategy.methods.base import Rule
@@ -22,6 +23,7 @@ _PLAIN = (
     "rejected_in_a_row",
     "sequence",
     "accuracy",
+    "server_seconds",
 )
 
 
@@ -50,6 +52,12 @@ def take_snapshot(run: RunState, callbacks: Iterable[Callback]) -> dict[str, Any
         "waiting": sorted(run.clients.waiting),
         "round_metrics": [
             dict(next(iter(record.metric_records.values()))) for record in run.round_metrics
+        ],
+        # Of each the last entry: a checkpoint must not grow with the number of versions. What was
+        # before is in the events, and no longer in a resumed run's result.
+        "histories": [
+            [[version, dict(metrics)] for version, metrics in list(history.items())[-1:]]
+            for history in _histories(run.result)
         ],
     }
 
@@ -88,9 +96,13 @@ def restore_snapshot(
     for name in _PLAIN:
         setattr(run, name, saved[name])
     run.reasons = Counter(saved["reasons"])
+    run.clock.hold(saved["time"])
     run.rule.load_state_dict(saved["rule"])
+    states = saved["callbacks"]
+    if "evaluations" in saved:  # where it stood before evaluation was a callback
+        states = {"Evaluations": saved["evaluations"], **states}
     for name, item in _named(callbacks):
-        if state := saved["callbacks"].get(name):
+        if state := states.get(name):
             item.load_state_dict(state)
     models = [Model(item["vector"], item["states"]) for item in saved["models"]]
     run.set_model(run.rule.model, models[0].states)
@@ -100,7 +112,17 @@ def restore_snapshot(
     run.round_metrics = [
         RecordDict({"metrics": MetricRecord(metrics)}) for metrics in saved["round_metrics"]
     ]
+    for history, entries in zip(_histories(run.result), saved["histories"], strict=True):
+        history.update({version: MetricRecord(metrics) for version, metrics in entries})
     return [Task(**task | {"start": models[task["start"]]}) for task in saved["tasks"]]
+
+
+def _histories(result: Result) -> list[dict[int, MetricRecord]]:
+    return [
+        result.train_metrics_clientapp,
+        result.evaluate_metrics_clientapp,
+        result.evaluate_metrics_serverapp,
+    ]
 
 
 def _plain_task(task: Task) -> dict[str, Any]:

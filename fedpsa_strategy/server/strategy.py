@@ -10,7 +10,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
 from fedpsa_strategy.checks import check_range
-from fedpsa_strategy.server.evaluation import EvaluateFn
+from fedpsa_strategy.server.callbacks.evaluation import EvaluateFn
 from fedpsa_strategy.server.hooks import FlowerHooks
 from fedpsa_strategy.server.loop import AsyncLoop
 from fedpsa_strategy.watch.version_log import VersionLog

@@ -6,6 +6,7 @@ NumPy has no bfloat16. Its bits are the upper half of a float32's, and travel as
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ def check_update_dtype(value: Any) -> str:
     return str(value)
 
 
+@lru_cache(maxsize=4096)  # the arrays of a model have the same forms in all updates
 def wire_form(
     update_dtype: str, own: np.dtype[Any], shape: tuple[int, ...]
 ) -> tuple[np.dtype[Any], tuple[int, ...]]:

@@ -13,10 +13,12 @@ from fedpsa_strategy.wire.replies import TrainReply
 
 
 class Callback:
-    """Looks at every task and reply of a run; overrides the hooks it needs.
+    """Looks at a run and its tasks and replies; overrides the hooks it needs.
 
     A reply goes through all `read` hooks first, then through all `check` hooks, each time in the
-    order of the strategy's callbacks. Whoever raises InvalidReplyError refuses it.
+    order of the strategy's callbacks. Whoever raises InvalidReplyError refuses it. The loop's own
+    work goes through the same hooks: `Stop` and `Evaluations` come before the strategy's callbacks,
+    its `Checkpointer` comes last.
 
     Attributes
     ----------
@@ -29,6 +31,9 @@ class Callback:
     def begin(self, run: RunState) -> None:
         """Get ready for a new run."""
         self.run = run
+
+    def started(self) -> None:
+        """Note that the nodes are there, and that the run begins or resumes."""
 
     def configure(self, task: Task, config: ConfigRecord) -> None:
         """Add to the config of a train message: a function of the task and the run's state."""
@@ -58,9 +63,28 @@ class Callback:
         """
         return model
 
+    def published(self) -> None:
+        """Look at a new version, which is the run's model now."""
+
+    def until(self, moment: float) -> bool:  # noqa: ARG002
+        """Do what has to be done before the clock moves to `moment`.
+
+        The clock may be moved to times before it. Return False if the run ends before it.
+        """
+        return True
+
+    def stepped(self) -> None:
+        """Look at the run between two steps, when its state can be saved."""
+
     def ends(self) -> str | None:
         """Return why the run has to end now; None if it continues."""
         return None
+
+    def interrupted(self) -> None:
+        """Save what a resumed run needs: a wish or an exception ends this one before its time."""
+
+    def ended(self, reason: str) -> None:
+        """Do what is left to do at the end of a run, whatever ended it but an exception."""
 
     def turn(self) -> None:
         """Look at the run, about twice a second."""

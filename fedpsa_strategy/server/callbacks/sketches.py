@@ -16,11 +16,13 @@ from fedpsa_strategy.errors import DivergedError, ForgeryError, InvalidReplyErro
 from fedpsa_strategy.methods.base import SketchedRule, Vector
 from fedpsa_strategy.seeds import uniform
 from fedpsa_strategy.server.callbacks.base import Callback
-from fedpsa_strategy.server.callbacks.plausible import check_sketch_length, is_suspicious
 from fedpsa_strategy.server.run_state import RunState, Task
 from fedpsa_strategy.wire.contract import BASE, CALIBRATION
 from fedpsa_strategy.wire.replies import TrainReply
 from fedpsa_strategy.wire.text import shown_names
+
+_SUSPICIOUS_STEP = 3  # times the model: in deep models layers multiply even that to infinity
+_LARGEST_SKETCH = 1e12
 
 
 class Sketches(Callback):
@@ -105,13 +107,13 @@ class Sketches(Callback):
             raise InvalidReplyError(
                 f"metrics['sketch'] is {found}, need a list of {len(own)} numbers"
             )
-        check_sketch_length(sketch, own)
+        _check_length(sketch, own)
         return reply
 
     def check(self, task: Task, reply: TrainReply, sent: TrainReply) -> TrainReply:
         """Recompute the sketch of a seeded choice of uploads: κ must not rest on a lie."""
         # Against the first model, not the current one, which such updates may have inflated.
-        if is_suspicious(math.sqrt(reply.squared_norm), self._first_norm):
+        if math.sqrt(reply.squared_norm) > _SUSPICIOUS_STEP * max(1.0, self._first_norm):
             self._try_out(task, reply)
         fraction = self.audit_fraction
         if fraction > 0 and uniform(self.seed, "audit", task.sequence) < fraction:
@@ -158,6 +160,21 @@ class Sketches(Callback):
         """Return the sketch of a model with an update added."""
         arrays = self.run.layout.write(model + reply.delta, reply.states)
         return np.asarray(self.sketch_fn(arrays), np.float64)
+
+
+def _check_length(sketch: Sequence[float], global_sketch: Sequence[float]) -> None:
+    """Refuse a sketch that is too long to belong to any model that is being trained.
+
+    How similar two sketches are does not depend on their lengths, so the limit need not be close.
+    Sensitivities are about zero for a model that has learned the calibration batch, hence the 1.
+    """
+    length, own = math.hypot(*sketch), math.hypot(*global_sketch)
+    limit = _LARGEST_SKETCH * max(1.0, own)
+    if not length <= limit:
+        raise InvalidReplyError(
+            f"metrics['sketch'] has the length {length:.4g}, above {limit:.4g}: the global "
+            f"model's has {own:.4g}"
+        )
 
 
 def relative_error(claimed: NDArray[np.float64], expected: NDArray[np.float64]) -> float:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from flwr.serverapp.strategy import Result
 
+from fedpsa_strategy.server.callbacks.base import Callback
 from fedpsa_strategy.server.options import Limits
-from fedpsa_strategy.server.run_state import RunState
 
 STOP_REQUESTED = "a stop was requested"
 
@@ -16,56 +16,48 @@ ShouldStop = Callable[[int, Result], bool]
 _CHECK = 0.5  # seconds between two questions whether to stop
 
 
-class Stop:
-    """Knows when a run ends, and why.
+class Stop(Callback):
+    """Ends a run at its last version, at another limit, or when somebody asks for it.
 
     Parameters
     ----------
-    run : RunState
-        The run.
     limits : Limits
-        What ends it.
+        What ends the run.
     num_versions : int
         Versions to make.
     monotonic : Callable[[], float]
         Real time.
     should_stop : Callable[[int, Result], bool] (default: None)
-        Asked after each version.
-    ends : Sequence[Callable[[], str | None]] (default: ())
-        Whoever else may say that the run ends, and why.
+        Flower's: asked once about each version, after its evaluation.
     """
 
     def __init__(
         self,
-        run: RunState,
         limits: Limits,
         num_versions: int,
         monotonic: Callable[[], float],
         should_stop: ShouldStop | None = None,
-        ends: Sequence[Callable[[], str | None]] = (),
     ) -> None:
-        self._run = run
-        self.limits = limits
+        self._limits = limits
         self._num_versions = num_versions
         self._monotonic = monotonic
         self._should_stop = should_stop
-        self._ends = ends
+        self._asked_about = 0  # the version that `should_stop` was asked about last
         self._asked = False  # it said so
         self._started = 0.0
         self._next_check = 0.0
 
-    def begin(self) -> None:
-        """Count real time from here."""
+    def started(self) -> None:
+        """Count real time and versions from here."""
         self._started = self._monotonic()
+        self._asked_about = self.run.version
 
-    def version_made(self, result: Result) -> None:
-        """Ask Flower's `should_stop` about the newest version."""
-        if self._should_stop is not None and self._should_stop(self._run.version, result):
-            self._asked = True
-
-    def reason(self) -> str | None:
+    def ends(self) -> str | None:
         """Return why the run ends now; None if it continues."""
-        run, limits = self._run, self.limits
+        run, limits = self.run, self._limits
+        if self._should_stop is not None and run.version != self._asked_about:
+            self._asked_about = run.version
+            self._asked |= self._should_stop(run.version, run.result)
         if run.version >= self._num_versions:
             return f"{self._num_versions} versions are made"
         if limits.deadline is not None and run.clock.now >= limits.deadline:
@@ -79,9 +71,6 @@ class Stop:
                 return STOP_REQUESTED
         if self._asked:
             return f"should_stop asked for it after version {run.version}"
-        for ends in self._ends:
-            if (reason := ends()) is not None:
-                return reason
         limit = limits.time_limit
         if limit is not None and self._monotonic() - self._started >= limit:
             return f"the time limit of {limit:g} s is reached"
