@@ -108,10 +108,9 @@ class AsyncLoop:
                 self._dispatch()
                 if run.rejected_in_a_row or not run.in_flight:
                     self._membership.check_alive()
-                if self._inbox.next_task() is None:
-                    self._collect()
+                task = self._inbox.next_task() or self._collect()
                 run.whole = False
-                self._apply()
+                self._apply(task)
                 run.whole = True
                 for stepped in self._stepped:
                     stepped()
@@ -222,21 +221,22 @@ class AsyncLoop:
 
     # --- Collect -------------------------------------------------------------------------------
 
-    def _collect(self) -> None:
-        """Collect what has arrived, or rest a little."""
+    def _collect(self) -> Task | None:
+        """Collect what has arrived; return the task whose turn it is, or rest a little."""
         found = self._inbox.collect()
         if found.lost:
             self._send_again(found.lost, "replies were lost with one that cannot be read")
-            for task in found.lost:
-                self._inbox.expect_singly(task)
+            for lost in found.lost:
+                self._inbox.expect_singly(lost)
         if found.expired:
             self._send_again(found.expired, "tasks expired while time stood still")
             self._pace.rest(_AGAIN)
         now = self._monotonic()
-        if found.progress or self._inbox.next_task() is not None:
+        task = self._inbox.next_task()
+        if found.progress or task is not None:
             self._silent_since = now
             self._pace.reset()
-            return
+            return task
         if now - self._silent_since >= NOTICE:
             self._silent_since = now
             reason = f"{len(self._inbox)} clients at work"
@@ -246,6 +246,7 @@ class AsyncLoop:
             callback.idle()
         self._run.server_seconds += self._perf_counter() - started
         self._pace.rest()
+        return None
 
     def _send_again(self, tasks: list[Task], why: str) -> None:
         """Send tasks again, by no fault of their clients.
@@ -261,10 +262,9 @@ class AsyncLoop:
 
     # --- Apply ---------------------------------------------------------------------------------
 
-    def _apply(self) -> None:
+    def _apply(self, task: Task | None) -> None:
         """Let the next reply take effect, if it is here and its time comes before the end."""
         strategy, run = self._strategy, self._run
-        task = self._inbox.next_task()
         moment = run.clock.moment(None if task is None else task.due)
         if not all(until(moment) for until in self._until):
             return
