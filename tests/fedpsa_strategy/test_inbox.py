@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from flwr.app import Error
+from flwr.app import Error, MetricRecord
 
 from fedpsa_strategy import FedAvg, FedBuff, FedPSA
 from fedpsa_strategy.server.options import Evaluation, Failures
@@ -144,13 +144,16 @@ def test_evaluate_replies_that_cannot_be_decoded_are_left_out():
         buffer_size=2,
         max_in_flight=2,
         fraction_evaluate=1.0,
+        evaluate_metrics_aggr_fn=lambda records, key: MetricRecord({"replies": len(records)}),
         evaluation=Evaluation(every=2),
         listeners=[recorder],
         **virtual(4),
     )
     result = run(strategy, grid, num_versions=4)
     assert grid.raised > 0
-    assert set(result.evaluate_metrics_clientapp) == {0, 2, 4}
+    # Those that were lost with it are asked for again.
+    found = {version: dict(item) for version, item in result.evaluate_metrics_clientapp.items()}
+    assert found == {version: {"replies": 3} for version in (0, 2, 4)}
     assert not recorder.of("reject")
     assert {event.where for event in recorder.of("evaluate")} == {"clients"}
 

@@ -681,6 +681,24 @@ def test_federated_evaluation_does_not_stop_training():
     assert result.evaluate_metrics_clientapp[2]["accuracy"] == pytest.approx(0.2)
 
 
+def test_a_federated_evaluation_waits_for_the_timeout_and_counts_who_has_answered():
+    def behaviour(message):
+        silent = not in_train(message) and grid.partition(message) == 1
+        return None if silent else update()
+
+    grid = ScriptedGrid(4, behaviour)
+    strategy = FedBuff(
+        buffer_size=1,
+        fraction_evaluate=1.0,
+        evaluate_metrics_aggr_fn=lambda records, key: MetricRecord({"replies": len(records)}),
+        **virtual(4),
+    )
+    result = run(strategy, grid, num_versions=2, timeout=30.0)
+    assert grid.time.now >= 30.0
+    found = {version: dict(item) for version, item in result.evaluate_metrics_clientapp.items()}
+    assert found == {version: {"replies": 3} for version in (0, 1, 2)}
+
+
 # --- What travels ------------------------------------------------------------------------------
 
 
