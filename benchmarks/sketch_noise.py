@@ -65,7 +65,8 @@ class Found:
 
 def vector_of(model: nn.Module) -> torch.Tensor:
     """Return the parameters as a vector of their own."""
-    return nn.utils.parameters_to_vector(model.parameters()).detach().clone()
+    # torch's own function refuses the order in which convolutions keep their weights.
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
 def measure(

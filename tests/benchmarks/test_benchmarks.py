@@ -10,6 +10,8 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 
 import pytest
+import torch
+from torch import nn
 
 from benchmarks import (
     cluster,
@@ -27,6 +29,7 @@ from benchmarks import (
 )
 from benchmarks.measure import Spread, interleave, paired_ratio, peak_memory
 from benchmarks.report import Report
+from task.tasks import DatasetTask
 
 
 def results(folder, name):
@@ -112,6 +115,14 @@ def test_how_much_of_kappa_is_noise(tmp_path):
     assert found["noise"]["1024"] < found["noise"]["16"] / 3
     assert found["share"]["1024"] < found["share"]["16"]
     assert "noise at k = 1024" in page
+
+
+def test_vectors_of_convolutions():
+    model = DatasetTask("mnist", 10, model_width=0.25).make_model(0)
+    vector = sketch_noise.vector_of(model)
+    other = DatasetTask("mnist", 10, model_width=0.25).make_model(1)
+    nn.utils.vector_to_parameters(vector, other.parameters())
+    assert torch.equal(sketch_noise.vector_of(other), vector)
 
 
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
