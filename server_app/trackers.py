@@ -9,10 +9,9 @@ from pathlib import Path
 from fedpsa_strategy.watch.mlflow import MLflowLog
 from fedpsa_strategy.watch.prometheus import PrometheusMetrics
 from fedpsa_strategy.watch.tensorboard import TensorBoardLog
+from fedpsa_strategy.watch.tracker import Tracker
 from fedpsa_strategy.watch.wandb import WandbLog
 from server_app.settings import Settings
-
-Tracker = TensorBoardLog | MLflowLog | WandbLog | PrometheusMetrics
 
 
 def open_trackers(settings: Settings, folder: Path) -> Iterator[Tracker]:

@@ -8,12 +8,12 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from fedpsa_strategy.files import write_atomically
 from fedpsa_strategy.server.events import Event
 from fedpsa_strategy.watch.scalars import Scalars
+from fedpsa_strategy.watch.tracker import Tracker, first_line, kept_id, missing
 
 log = logging.getLogger("flwr")
 
@@ -26,7 +26,7 @@ _LONGEST = 500  # characters of a setting
 _Point = tuple[str, float, int, int]  # name, value, wall time in ms, step
 
 
-class MLflowLog:
+class MLflowLog(Tracker):
     """Listener that makes an MLflow run: settings as parameters, numbers by the run's time.
 
     A thread of its own talks to MLflow. A server that is slow or gone does not delay the run:
@@ -69,9 +69,7 @@ class MLflowLog:
             from mlflow import MlflowClient
             from mlflow.entities import Metric, Param
         except ImportError as error:
-            raise ModuleNotFoundError(
-                f"MLflow cannot be imported ({error}); install it with: pip install mlflow-skinny"
-            ) from error
+            raise missing("MLflow", error, "mlflow-skinny") from error
         self._metric: Callable[..., Any] = Metric
         self._wall = wall
         self._scalars = Scalars()
@@ -80,16 +78,18 @@ class MLflowLog:
         self._status = "FINISHED"
         try:
             self._client = MlflowClient(tracking_uri=uri)
-            resumed = id_file is not None and id_file.is_file()
-            self.run_id = self._open(name, experiment, id_file)
+            resumed = kept_id(id_file)
+            self.run_id = resumed or self._new_run(name, experiment, id_file)
+            if resumed:
+                self._client.update_run(resumed, status="RUNNING")
             # A parameter is written once: a resumed run keeps those that it began with.
-            known = {} if resumed else dict(config or {})
-            params = [Param(key, str(value)[:_LONGEST]) for key, value in known.items()]
+            settings = {} if resumed else dict(config or {})
+            params = [Param(key, str(value)[:_LONGEST]) for key, value in settings.items()]
             for first in range(0, len(params), 100):
                 self._client.log_batch(self.run_id, params=params[first : first + 100])
         except Exception as error:
             raise ConnectionError(
-                f"MLflow at {uri!r} does not take the run: {_first_line(error)}"
+                f"MLflow at {uri!r} does not take the run: {first_line(error)}"
             ) from error
         self._thread = threading.Thread(target=self._send, name="mlflow", daemon=True)
         self._thread.start()
@@ -101,26 +101,16 @@ class MLflowLog:
             if self._points.qsize() < _KEPT:
                 self._points.put((name, value, now, round(event.time)))
 
-    def close(self, status: str = "FINISHED") -> None:
-        """Send what is pending and end the MLflow run.
-
-        Parameters
-        ----------
-        status : "FINISHED", "FAILED" or "KILLED" (default: "FINISHED")
-            How it ended.
-        """
-        self._status = status
+    def close(self, error: BaseException | None = None) -> None:
+        """Send what is pending and end the MLflow run."""
+        if error is not None:
+            self._status = "FAILED" if isinstance(error, Exception) else "KILLED"
         self._over.set()
         self._thread.join(_LAST_WORDS)
         if self._thread.is_alive():
             log.warning("MLflow does not answer: its run lacks the last numbers")
 
-    def _open(self, name: str, experiment: str, id_file: Path | None) -> str:
-        """Return the id of a new MLflow run, or of the one that is resumed."""
-        if id_file is not None and id_file.is_file():
-            run_id = id_file.read_text(encoding="utf-8").strip()
-            self._client.update_run(run_id, status="RUNNING")
-            return run_id
+    def _new_run(self, name: str, experiment: str, id_file: Path | None) -> str:
         found = self._client.get_experiment_by_name(experiment)
         home = self._client.create_experiment(experiment) if found is None else found.experiment_id
         run_id = str(self._client.create_run(home, run_name=name).info.run_id)
@@ -145,27 +135,9 @@ class MLflowLog:
             except Exception as error:
                 if not warned or last:
                     then = "its run stays incomplete" if last else "trying again"
-                    log.warning("MLflow does not take numbers, %s: %s", then, _first_line(error))
+                    log.warning("MLflow does not take numbers, %s: %s", then, first_line(error))
                 warned = True
             else:
                 warned = False
             if last:
                 return
-
-    def __enter__(self) -> MLflowLog:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if error is None:
-            self.close()
-        else:
-            self.close("FAILED" if isinstance(error, Exception) else "KILLED")
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:300]

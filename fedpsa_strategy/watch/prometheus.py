@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import re
 import time
-from collections import deque
-from collections.abc import Callable
-from statistics import fmean
-from types import TracebackType
+from collections.abc import Callable, Mapping
 
 from fedpsa_strategy.server.events import (
-    Aggregated,
     Dispatched,
     Evaluated,
     Event,
@@ -23,16 +19,17 @@ from fedpsa_strategy.server.events import (
     RunStarted,
     Uploaded,
 )
-from fedpsa_strategy.watch.run_state import finite
+from fedpsa_strategy.watch.run_state import RunState
+from fedpsa_strategy.watch.scalars import numbers_of
+from fedpsa_strategy.watch.tracker import Tracker, missing
 
 _REASONS, _REASON_LENGTH = 30, 120  # different reasons, each a time series for as long as it runs
-_RECENT = 50  # updates that a recent mean covers
 _STALENESS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256)
 _KAPPA = (-0.5, 0.0, 0.25, 0.5, 0.75, 0.9, 0.95, 0.98, 0.99, 1.0)
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3000)
 
 
-class PrometheusMetrics:
+class PrometheusMetrics(Tracker):
     """Listener that serves metrics for Prometheus to scrape, until its `with` block ends.
 
     Counters begin at 0 when the process starts, also where a run is resumed; `fedpsa_version`
@@ -79,15 +76,13 @@ class PrometheusMetrics:
                 start_http_server,
             )
         except ImportError as error:
-            raise ModuleNotFoundError(
-                f"the client of Prometheus cannot be imported ({error}); install it with: "
-                "pip install prometheus-client"
-            ) from error
+            raise missing("the client of Prometheus", error, "prometheus-client") from error
         host, _, port = address.rpartition(":")
         self._wall = wall
         self._online: set[int] = set()
         self._busy: set[int] = set()
         self._reasons: set[str] = set()
+        self._run = RunState()
 
         # A registry of its own: the metrics of a process that holds several runs do not mix.
         own = CollectorRegistry()
@@ -113,25 +108,28 @@ class PrometheusMetrics:
         )
         self._nodes = Gauge("fedpsa_nodes", "Nodes that take part", registry=own)
         self._busy_nodes = Gauge("fedpsa_busy_nodes", "Nodes that have a task", registry=own)
-        self._staleness = Histogram(
-            "fedpsa_staleness", "Versions behind, of updates", buckets=_STALENESS, registry=own
-        )
-        self._kappa = Histogram(
-            "fedpsa_kappa", "Cosine of the sketches of client and server, of updates",
-            buckets=_KAPPA, registry=own,
-        )  # fmt: skip
+        self._spread = {
+            "staleness": Histogram(
+                "fedpsa_staleness", "Versions behind, of updates", buckets=_STALENESS, registry=own
+            ),
+            "kappa": Histogram(
+                "fedpsa_kappa", "Cosine of the sketches of client and server, of updates",
+                buckets=_KAPPA, registry=own,
+            ),
+        }  # fmt: skip
         # A histogram with negative values has no sum, from which the mean could be taken.
         self._mean_kappa = Gauge("fedpsa_kappa_mean", "Mean of the last updates", registry=own)
         self._mean_kappa.set(float("nan"))
-        self._last_kappas: deque[float] = deque(maxlen=_RECENT)
-        self._temperature = Gauge(
-            "fedpsa_temperature", "Temperature of the weights; NaN before there is one",
-            registry=own,
-        )  # fmt: skip
-        self._temperature.set(float("nan"))
-        self._effective = Gauge(
-            "fedpsa_effective_number", "Updates that count in the last buffer", registry=own
-        )
+        self._newest = {
+            "temperature": Gauge(
+                "fedpsa_temperature", "Temperature of the weights; NaN before there is one",
+                registry=own,
+            ),
+            "effective_number": Gauge(
+                "fedpsa_effective_number", "Updates that count in the last buffer", registry=own
+            ),
+        }  # fmt: skip
+        self._newest["temperature"].set(float("nan"))
         self._seconds = Histogram(
             "fedpsa_client_seconds", "Seconds that clients spent on an update",
             ["part"], buckets=_SECONDS, registry=own,
@@ -151,11 +149,12 @@ class PrometheusMetrics:
 
     def __call__(self, event: Event) -> None:
         """Take note of an event."""
+        self._run(event)
+        numbers = numbers_of(event)
         match event:
             case RunStarted():
                 self._running.set(1)
                 self._begun.set(self._wall())
-                self._version.set(event.version)
             case RunEnded():
                 self._running.set(0)
                 self._busy.clear()
@@ -168,7 +167,7 @@ class PrometheusMetrics:
                 self._busy.add(event.client)
                 self._sent.inc(event.num_bytes)
             case Uploaded():
-                self._take_upload(event)
+                self._take_upload(event, numbers)
             case Rejected():
                 self._busy.discard(event.client)
                 self._rejected.labels(self._bounded(event.reason)).inc()
@@ -176,32 +175,29 @@ class PrometheusMetrics:
                 self._overdue.inc()
             case Quarantined():
                 self._quarantines.inc()
-            case Aggregated():
-                self._version.set(event.version)
-                if (number := finite(event.report.get("effective_number"))) is not None:
-                    self._effective.set(number)
             case Evaluated():
-                for name in ("accuracy", "loss"):
-                    if (value := finite(event.metrics.get(name))) is not None:
-                        self._metrics.labels(event.where, name).set(value)
+                for name, value in numbers.items():
+                    self._metrics.labels(event.where, name).set(value)
+        for name, gauge in self._newest.items():
+            if name in numbers:
+                gauge.set(numbers[name])
+        self._version.set(self._run.version)
         self._nodes.set(len(self._online))
         self._busy_nodes.set(len(self._busy))
 
-    def _take_upload(self, event: Uploaded) -> None:
+    def _take_upload(self, event: Uploaded, numbers: Mapping[str, float]) -> None:
         self._busy.discard(event.client)
         self._uploads.inc()
         self._received.inc(event.num_bytes)
         self._last_upload.set(self._wall())
-        self._staleness.observe(event.staleness)
-        if (kappa := finite(event.report.get("kappa"))) is not None:
-            self._kappa.observe(kappa)
-            self._last_kappas.append(kappa)
-            self._mean_kappa.set(fmean(self._last_kappas))
-        if (temperature := finite(event.report.get("temperature"))) is not None:
-            self._temperature.set(temperature)
+        for name, histogram in self._spread.items():
+            if name in numbers:
+                histogram.observe(numbers[name])
         for part in ("train", "sensitivity"):
-            if (seconds := finite(event.metrics.get(f"{part}-seconds"))) is not None:
+            if (seconds := numbers.get(f"{part}-seconds")) is not None:
                 self._seconds.labels(part).observe(seconds)
+        if (mean := self._run.recent_kappa) is not None:
+            self._mean_kappa.set(mean)
 
     def _bounded(self, reason: str) -> str:
         """Return a reason as a label: without its numbers, and one of not too many."""
@@ -211,19 +207,8 @@ class PrometheusMetrics:
         self._reasons.add(label)
         return label
 
-    def close(self) -> None:
+    def close(self, error: BaseException | None = None) -> None:  # noqa: ARG002
         """Serve no longer."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
-
-    def __enter__(self) -> PrometheusMetrics:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from statistics import fmean
 from typing import Any
@@ -23,6 +22,7 @@ from fedpsa_strategy.server.events import (
     Uploaded,
     Waiting,
 )
+from fedpsa_strategy.watch.scalars import finite, numbers_of
 
 Curve = list[tuple[float, float]]
 """Times and values."""
@@ -110,6 +110,7 @@ class RunState:
             self.wall = wall
             if self._wall_zero is not None and not isinstance(event, _BEFORE_START):
                 self.elapsed = max(self.elapsed, wall - self._wall_zero)
+        numbers = numbers_of(event)
         match event:
             case RunStarted():
                 self._begin(event)
@@ -119,18 +120,18 @@ class RunState:
                 self.tasks += 1
                 self.bytes_down += event.num_bytes
             case Uploaded():
-                self._take_upload(event)
+                self._take_upload(event, numbers)
             case Rejected():
                 self.rejected += 1
             case Quarantined():
                 self.quarantines += 1
             case Aggregated():
                 self.version, self.uploads = event.version, event.uploads
-                self.effective_number = finite(event.report.get("effective_number"))
-                self._add("effective_number", self.effective_number)
+                self.effective_number = numbers.get("effective_number")
+                self._add(numbers)
                 self._take_privacy(event)
             case Evaluated(where="server"):
-                self._take_evaluation(event)
+                self._take_evaluation(event, numbers)
             case RunEnded():
                 self.end_reason = event.reason
                 self.server_seconds = event.server_seconds
@@ -197,17 +198,15 @@ class RunState:
         self.end_reason = None
         self._wall_zero = None if self.wall is None else self.wall - self.elapsed
 
-    def _take_upload(self, event: Uploaded) -> None:
+    def _take_upload(self, event: Uploaded, numbers: Mapping[str, float]) -> None:
         self.waiting = None
         self.uploads += 1
         self.uploads_seen += 1
         self.bytes_up += event.num_bytes
         self.recent.append(event)
-        self._add("staleness", event.staleness)
-        self._add("kappa", event.report.get("kappa"))
-        for name in ("train-seconds", "sensitivity-seconds"):
-            self._add(name, event.metrics.get(name))
-        self.temperature = finite(event.report.get("temperature", self.temperature))
+        self._add(numbers)
+        if "temperature" in event.report:
+            self.temperature = numbers.get("temperature")
 
     def _take_privacy(self, event: Aggregated) -> None:
         found = {name: finite(event.report.get(name)) for name in _PRIVACY}
@@ -215,20 +214,24 @@ class RunState:
         if len(numbers) == len(_PRIVACY):
             self.privacy = numbers
 
-    def _take_evaluation(self, event: Evaluated) -> None:
-        found = {name: finite(value) for name, value in event.metrics.items()}
-        named = {name: value for name, value in found.items() if name not in ("loss", "accuracy")}
-        self.metrics = {name: value for name, value in named.items() if value is not None}
-        self.loss = finite(event.metrics.get("loss"))
+    def _take_evaluation(self, event: Evaluated, numbers: Mapping[str, float]) -> None:
+        others = {name: finite(value) for name, value in event.metrics.items()}
+        self.metrics = {
+            name: value
+            for name, value in others.items()
+            if value is not None and name not in ("loss", "accuracy")
+        }
+        self.loss = numbers.get("loss")
         if self.loss is not None:
             self.losses.append((event.time, self.loss))
-        self.accuracy = finite(event.metrics.get("accuracy", self.accuracy))
-        if self.accuracy is not None and "accuracy" in event.metrics:
-            self.best_accuracy = max(self.accuracy, self.best_accuracy or 0.0)
-            self.curve.append((event.time, self.accuracy))
+        if "accuracy" in event.metrics:
+            self.accuracy = numbers.get("accuracy")
+            if self.accuracy is not None:
+                self.best_accuracy = max(self.accuracy, self.best_accuracy or 0.0)
+                self.curve.append((event.time, self.accuracy))
 
-    def _add(self, name: str, value: Any) -> None:
-        if (number := finite(value)) is not None:
+    def _add(self, numbers: Mapping[str, float]) -> None:
+        for name, number in numbers.items():
             total, count = self._sums.get(name, (0.0, 0))
             self._sums[name] = (total + number, count + 1)
 
@@ -241,13 +244,6 @@ def area_under_curve(curve: Curve) -> float | None:
     if len(curve) < 2:
         return None
     return sum((t2 - t1) * (a1 + a2) / 2 for (t1, a1), (t2, a2) in pairwise(curve))
-
-
-def finite(value: Any) -> float | None:
-    """Return a number, or None for everything else: clients and other apps may report anything."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return float(value)
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

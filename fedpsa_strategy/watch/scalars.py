@@ -1,19 +1,51 @@
-"""Events as named numbers: what TensorBoard, MLflow and W&B are told of a run."""
+"""Events as named numbers: the one table of what is added up, drawn, or told to trackers."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from fedpsa_strategy.server.events import Aggregated, Evaluated, Event, RunStarted, Uploaded
-from fedpsa_strategy.watch.run_state import finite
 
 _RATE_INTERVAL = 5.0  # real seconds over which uploads are counted
 
+# What trackers draw, by its name there; `{}` is who evaluated.
+_CURVES = {
+    "staleness": "upload/staleness",
+    "kappa": "upload/kappa",
+    "temperature": "upload/temperature",
+    "effective_number": "version/effective_number",
+    "accuracy": "evaluate-{}/accuracy",
+    "loss": "evaluate-{}/loss",
+}
+
+
+def numbers_of(event: Event) -> dict[str, float]:
+    """Return what an event tells in numbers, by name; what is missing or not finite is left out."""
+    match event:
+        case Uploaded():
+            return {"staleness": float(event.staleness)} | (
+                _finite(event.report, "kappa", "temperature")
+                | _finite(event.metrics, "train-seconds", "sensitivity-seconds")
+            )
+        case Aggregated():
+            return _finite(event.report, "effective_number")
+        case Evaluated():
+            return _finite(event.metrics, "accuracy", "loss")
+    return {}
+
+
+def finite(value: Any) -> float | None:
+    """Return a number, or None for everything else: clients and other apps may report anything."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value)
+
 
 class Scalars:
-    """Turns each event into the numbers that are worth a curve.
+    """Turns each event into the numbers that TensorBoard, MLflow and W&B draw.
 
     Parameters
     ----------
@@ -28,20 +60,15 @@ class Scalars:
 
     def __call__(self, event: Event) -> dict[str, float]:
         """Return the event's numbers by name; empty for events that have none."""
-        match event:
-            case RunStarted():
-                self._since, self._uploads = self._monotonic(), 0
-            case Uploaded():
-                return (
-                    _chosen("upload", {"staleness": event.staleness}, "staleness")
-                    | _chosen("upload", event.report, "kappa", "temperature")
-                    | self._rate()
-                )
-            case Aggregated():
-                return _chosen("version", event.report, "effective_number")
-            case Evaluated():
-                return _chosen(f"evaluate-{event.where}", event.metrics, "accuracy", "loss")
-        return {}
+        if isinstance(event, RunStarted):
+            self._since, self._uploads = self._monotonic(), 0
+        where = event.where if isinstance(event, Evaluated) else ""
+        found = {
+            _CURVES[name].format(where): value
+            for name, value in numbers_of(event).items()
+            if name in _CURVES
+        }
+        return found | self._rate() if isinstance(event, Uploaded) else found
 
     def _rate(self) -> dict[str, float]:
         self._uploads += 1
@@ -53,6 +80,6 @@ class Scalars:
         return {"speed/uploads_per_second": rate}
 
 
-def _chosen(group: str, values: Mapping[str, Any], *names: str) -> dict[str, float]:
-    numbers = {f"{group}/{name}": finite(values.get(name)) for name in names}
+def _finite(values: Mapping[str, Any], *names: str) -> dict[str, float]:
+    numbers = {name: finite(values.get(name)) for name in names}
     return {name: number for name, number in numbers.items() if number is not None}

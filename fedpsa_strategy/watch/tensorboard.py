@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from fedpsa_strategy.server.events import Event, RunStarted
 from fedpsa_strategy.watch.scalars import Scalars
+from fedpsa_strategy.watch.tracker import Tracker, missing
 
 
-class TensorBoardLog:
+class TensorBoardLog(Tracker):
     """Listener that writes scalars by the run's time: whole virtual units, or seconds.
 
     Parameters
@@ -32,10 +32,7 @@ class TensorBoardLog:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
-            raise ModuleNotFoundError(
-                f"TensorBoard cannot be imported ({error}); install it with: "
-                "pip install tensorboard torch"
-            ) from error
+            raise missing("TensorBoard", error, "tensorboard torch") from error
         self._open: Callable[..., Any] = SummaryWriter
         self._path = path
         self._scalars = Scalars(monotonic)
@@ -52,19 +49,8 @@ class TensorBoardLog:
                 self._writer = self._open(self._path)
             self._writer.add_scalar(name, value, round(event.time))
 
-    def close(self) -> None:
+    def close(self, error: BaseException | None = None) -> None:  # noqa: ARG002
         """Write out what is pending."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None
-
-    def __enter__(self) -> TensorBoardLog:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()

@@ -5,17 +5,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from fedpsa_strategy.files import write_atomically
 from fedpsa_strategy.server.events import Event
 from fedpsa_strategy.watch.scalars import Scalars
+from fedpsa_strategy.watch.tracker import Tracker, first_line, kept_id, missing
 
 log = logging.getLogger("flwr")
 
 
-class WandbLog:
+class WandbLog(Tracker):
     """Listener that makes a W&B run; its curves are drawn against the run's time.
 
     W&B's own variables count: `WANDB_MODE=offline` writes files for a later `wandb sync`,
@@ -55,19 +55,17 @@ class WandbLog:
         try:
             import wandb
         except ImportError as error:
-            raise ModuleNotFoundError(
-                f"W&B cannot be imported ({error}); install it with: pip install wandb"
-            ) from error
+            raise missing("W&B", error, "wandb") from error
         self._scalars = Scalars()
         self._failed = False
-        known = id_file is not None and id_file.is_file()
         try:
+            known = kept_id(id_file)
             self._run: Any = wandb.init(
                 project=project,
                 name=name,
                 dir=str(folder),
                 config=dict(config or {}),
-                id=id_file.read_text(encoding="utf-8").strip() if id_file and known else None,
+                id=known,
                 resume="allow",
                 allow_val_change=True,  # a resumed run may have another limit
                 # The run has a log and settings of its own; only numbers leave this machine.
@@ -79,7 +77,7 @@ class WandbLog:
             self._run.define_metric("*", step_metric="time")
         except Exception as error:
             raise ConnectionError(
-                f"W&B does not take the run ({str(error).splitlines()[0][:300]}): log in with "
+                f"W&B does not take the run ({first_line(error)}): log in with "
                 "`wandb login`, or set WANDB_MODE=offline"
             ) from error
         if id_file is not None and not known:
@@ -95,20 +93,9 @@ class WandbLog:
                     log.warning("W&B does not take numbers, the run continues without: %s", error)
                 self._failed = True
 
-    def close(self, exit_code: int = 0) -> None:
+    def close(self, error: BaseException | None = None) -> None:
         """Write out what is pending and end the W&B run."""
         try:
-            self._run.finish(exit_code=exit_code)
-        except Exception as error:
-            log.warning("The run in W&B could not be ended: %s", error)
-
-    def __enter__(self) -> WandbLog:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close(0 if error is None else 1)
+            self._run.finish(exit_code=0 if error is None else 1)
+        except Exception as problem:
+            log.warning("The run in W&B could not be ended: %s", problem)

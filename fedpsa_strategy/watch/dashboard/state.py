@@ -25,12 +25,16 @@ from fedpsa_strategy.server.events import (
 )
 from fedpsa_strategy.watch.dashboard.series import Series, short
 from fedpsa_strategy.watch.event_log import parse_line
-from fedpsa_strategy.watch.run_state import RunState, finite
+from fedpsa_strategy.watch.run_state import RunState
+from fedpsa_strategy.watch.scalars import finite, numbers_of
 
 _BUFFERS, _REJECTIONS = 30, 50  # the last ones are shown
 _REASONS, _TEXT = 100, 300  # different reasons told apart, and characters shown of each
 _WEIGHTS, _CLIENTS, _BARS = 64, 600, 64
-_POINTS, _NOISY_POINTS = 400, 100  # of curves; those that jump with every upload are averaged more
+# Curves and their points; those that jump with every upload are averaged more.
+_CURVES = {"staleness": 100, "kappa": 100} | dict.fromkeys(
+    ("temperature", "effective_number", "accuracy", "loss", "client_accuracy"), 400
+)
 
 _START = ("num_clients", "max_in_flight", "num_parameters", "version")
 _TOTALS = (
@@ -127,6 +131,7 @@ class PageState:
         if isinstance(event, RunStarted):
             self._begin(event)
         self.run(event, wall)
+        self._draw(event)
         match event:
             case NodeJoined():
                 client = self._client(event)
@@ -150,11 +155,6 @@ class PageState:
                 client.failures, client.paused_until = event.failures, event.until
             case Aggregated():
                 self._take_version(event)
-            case Evaluated(where="server"):
-                self._add("accuracy", event.metrics.get("accuracy"))
-                self._add("loss", event.metrics.get("loss"))
-            case Evaluated():
-                self._add("client_accuracy", event.metrics.get("accuracy"))
 
     def _begin(self, event: RunStarted) -> None:
         """Begin, or resume from a checkpoint: what came after it will happen again."""
@@ -173,9 +173,6 @@ class PageState:
         client.task, client.buffered, client.failures = None, True, 0
         self._staleness[max(event.staleness, 0)] += 1
         self._buffer.append(event)
-        self._add("staleness", event.staleness, _NOISY_POINTS)
-        self._add("kappa", event.report.get("kappa"), _NOISY_POINTS)
-        self._add("temperature", event.report.get("temperature"))
 
     def _take_rejection(self, event: Rejected) -> None:
         reason = _text(event.reason)
@@ -190,8 +187,6 @@ class PageState:
         self._rejections.append(rejection | {"reason": reason, "host": host})
 
     def _take_version(self, event: Aggregated) -> None:
-        number = self.run.effective_number
-        self._add("effective_number", number)
         members, self._buffer = self._buffer, []
         for upload in members:
             self.clients[upload.client].buffered = False
@@ -200,7 +195,7 @@ class PageState:
             seen = len(members) == len(weights)  # else a resumed run: the first ones were not
             shown = members[:_WEIGHTS] if seen else [None] * len(weights[:_WEIGHTS])
             buffer: dict[str, Any] = {"version": event.version, "time": event.time}
-            buffer |= {"size": len(weights), "effective_number": number}
+            buffer |= {"size": len(weights), "effective_number": self.run.effective_number}
             buffer["weights"] = weights[:_WEIGHTS]
             buffer["clients"] = [upload and upload.client for upload in shown]
             buffer["kappas"] = [upload and finite(upload.report.get("kappa")) for upload in shown]
@@ -212,11 +207,13 @@ class PageState:
             client.node_id, client.host = str(event.node_id), ""
         return client
 
-    def _add(self, name: str, value: Any, limit: int = _POINTS) -> None:
-        if (number := finite(value)) is not None:
-            if name not in self.series:
-                self.series[name] = Series(limit)
-            self.series[name].add(self.run.time, self.run.elapsed, self.run.uploads, number)
+    def _draw(self, event: Event) -> None:
+        """Add what an event tells in numbers to the curves."""
+        before = "client_" if isinstance(event, Evaluated) and event.where != "server" else ""
+        for name, number in numbers_of(event).items():
+            if (curve := before + name) in _CURVES:
+                series = self.series.setdefault(curve, Series(_CURVES[curve]))
+                series.add(self.run.time, self.run.elapsed, self.run.uploads, number)
 
     # --- What the page gets ----------------------------------------------------------------------
 
