@@ -15,9 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
-from fedpsa_strategy.methods.base import Row, Update, Vector, blocks, setting
+from fedpsa_strategy.methods.base import Row, Update, Vector, elementwise, setting
 from fedpsa_strategy.methods.remembering import Remembering, RememberingRule
 
 
@@ -30,10 +28,7 @@ class ACERule(RememberingRule):
         """Take a step along the mean of all that is remembered."""
         self.remember(update.client, update.delta)
         rate, number = self.settings.server_lr, self.known_clients
-        model = np.empty_like(self.model)
-        for part in blocks(len(model)):
-            model[part] = self.model[part] + rate * (self.total[part] / number)
-        self.model = model
+        self.model = elementwise(lambda x, h: x + rate * (h / number), self.model, self.total)
         self.state_weights = [1 / number]
         self.version_report = {
             "weights": [rate / number],
@@ -54,9 +49,7 @@ class ACEMethod(Remembering):
         aggregated="the last updates of all clients",
         when="every upload",
         weight="η/N",
-        client="–",
         memory="(N + 2)·d, N·d of it optionally in half precision or a memory-mapped file",
-        bytes="d / d",
     )
 
     server_lr: float = setting(1.0, "η: factor of the aggregated step", above=0)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedpsa_strategy.methods.base import Row, Update, Vector, blocks, setting
+from fedpsa_strategy.methods.base import Row, Update, Vector, elementwise, setting
 from fedpsa_strategy.methods.remembering import Remembering, RememberingRule
 
 
@@ -39,15 +39,12 @@ class ACEDRule(RememberingRule):
         for client in [i for i, then in self.started.items() if self.version - then > limit]:
             self.forget(client)
             del self.started[client]
-        number = len(self.started)
-        model = self.model.copy()
+        rate, number = self.settings.server_lr, len(self.started)
         if number:
-            for part in blocks(len(model)):
-                model[part] += self.settings.server_lr * (self.total[part] / number)
-        self.model = model
+            self.model = elementwise(lambda x, h: x + rate * (h / number), self.model, self.total)
         self.state_weights = [1 / max(number, 1)]
         self.version_report = {
-            "weights": [self.settings.server_lr / max(number, 1)],
+            "weights": [rate / max(number, 1)],
             "effective_number": float(number),
         }
         return self.model
@@ -65,9 +62,7 @@ class ACEDMethod(Remembering):
         aggregated="the last updates of the clients that are recent enough",
         when="every upload",
         weight="η over their number",
-        client="–",
         memory="(N + 2)·d, N·d of it optionally in half precision or a memory-mapped file",
-        bytes="d / d",
     )
 
     server_lr: float = setting(1.0, "η: factor of the aggregated step", above=0)

@@ -16,9 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
-from fedpsa_strategy.methods.base import Buffered, Row, Update, Vector, blocks
+from fedpsa_strategy.methods.base import Buffered, Row, Update, Vector, elementwise
 from fedpsa_strategy.methods.remembering import Remembering, RememberingRule
 
 
@@ -38,20 +36,21 @@ class AREARule(RememberingRule):
 
     def add(self, update: Update) -> Vector | None:
         """Put the client's new model in the place of its old one; renew the mean every K."""
-        moved = np.empty_like(update.delta)
-        for part in blocks(len(moved)):
-            moved[part] = (update.start[part] - self.first[part]) + update.delta[part]
+        moved = elementwise(
+            lambda delta, start, first: (start - first) + delta,
+            *(update.delta, update.start, self.first),
+        )
         self.remember(update.client, moved)
         self.buffered += 1
         size = self.settings.buffer_size
         if self.buffered < size:
             return None
-        model = np.empty_like(self.model)
-        for part in blocks(len(model)):
-            model[part] = self.first[part] + self.total[part] / self.known_clients
-        self.model = model
+        number = self.known_clients
+        self.model = elementwise(
+            lambda first, total: first + total / number, self.first, self.total
+        )
         self.buffered = 0
-        weights = [1 / max(self.known_clients, size)] * size
+        weights = [1 / max(number, size)] * size
         self.state_weights = weights
         self.version_report = {
             "weights": weights,
@@ -72,8 +71,6 @@ class AREAMethod(Remembering, Buffered):
         aggregated="the last models of all clients",
         when="every K uploads",
         weight="1/N",
-        client="–",
         memory="(N + 3)·d, N·d of it optionally in half precision or a memory-mapped file; in the"
         " paper the clients have it",
-        bytes="d / d",
     )

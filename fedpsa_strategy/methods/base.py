@@ -18,6 +18,7 @@ from fedpsa_strategy.methods.vectors import (
     blocks,
     cosine_of,
     effective_number,
+    elementwise,
     normalised,
     weighted_step,
 )
@@ -38,6 +39,7 @@ __all__ = [
     "check_declared",
     "cosine_of",
     "effective_number",
+    "elementwise",
     "normalised",
     "setting",
     "weighted_step",

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedpsa_strategy.methods.base import Buffered, Row, Update, Vector, blocks, setting
+from fedpsa_strategy.methods.base import Buffered, Row, Update, Vector, elementwise, setting
 from fedpsa_strategy.methods.remembering import Remembering, RememberingRule
 
 
@@ -40,19 +40,19 @@ class CA2FLRule(RememberingRule):
     def add(self, update: Update) -> Vector | None:
         """Calibrate the update by what the client sent last; aggregate when the buffer is full."""
         change = self.remember(update.client, update.delta)
-        for part in blocks(len(change)):
-            self.residual[part] += change[part]
+        self.residual += change
         self.buffered += 1
         size = self.settings.buffer_size
         if self.buffered < size:
             return None
 
         number = self.model.dtype.type
-        model = np.empty_like(self.model)
-        for part in blocks(len(model)):
-            direction = self.mean_before[part] + self.residual[part] / number(size)
-            model[part] = self.model[part] + number(self.settings.server_lr) * direction
-        self.model, self.mean_before = model, self.mean_of_memory(self.known_clients)
+        rate, length = number(self.settings.server_lr), number(size)
+        self.model = elementwise(
+            lambda x, h, r: x + rate * (h + r / length),
+            *(self.model, self.mean_before, self.residual),
+        )
+        self.mean_before = self.mean_of_memory(self.known_clients)
         self.residual[:] = 0
         self.buffered = 0
         self.state_weights = [1 / size] * size
@@ -76,9 +76,7 @@ class CA2FLMethod(Remembering, Buffered):
         aggregated="updates, calibrated by each client's last one",
         when="every K uploads",
         weight="η/K on the residual, plus the mean of all remembered updates",
-        client="–",
         memory="(N + 4)·d, N·d of it optionally in half precision or a memory-mapped file",
-        bytes="d / d",
     )
 
     server_lr: float = setting(1.0, "η: factor of the aggregated step", above=0)

@@ -84,9 +84,7 @@ class FADASMethod(Buffered):
         aggregated="updates Δ",
         when="every K uploads",
         weight="1/K, then AMSGrad with η, or min(η, 1/τ_max) beyond a delay of τ_c",
-        client="–",
         memory="(K + 3)·d",
-        bytes="d / d",
     )
 
     adaptive_lr: float = setting(0.001, "η of AMSGrad at the server", above=0)

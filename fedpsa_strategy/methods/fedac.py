@@ -68,9 +68,7 @@ class FedACMethod(Buffered):
         aggregated="updates Δ",
         when="every K uploads",
         weight="max(cos(x − x_start, Δ), 0.1), normalised, times η",
-        client="–",
         memory="K·d",
-        bytes="d / d",
     )
 
     server_lr: float = setting(1.0, "η: factor of the aggregated step", above=0)

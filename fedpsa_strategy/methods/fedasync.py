@@ -14,9 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from fedpsa_strategy.methods.base import Method, Row, Rule, Update, Vector, blocks, setting
+from fedpsa_strategy.methods.base import Method, Row, Rule, Update, Vector, elementwise, setting
 
 
 class FedAsyncRule(Rule):
@@ -28,12 +26,11 @@ class FedAsyncRule(Rule):
         """Mix the client's model into the global one."""
         factor = self.settings.staleness_factor(update.staleness)
         mixing = self.settings.mixing * factor
-        number = self.model.dtype.type
-        model = np.empty_like(self.model)
-        for part in blocks(len(model)):
-            client_model = update.start[part] + update.delta[part]
-            model[part] = number(1 - mixing) * self.model[part] + number(mixing) * client_model
-        self.model = model
+        new, old = self.model.dtype.type(mixing), self.model.dtype.type(1 - mixing)
+        self.model = elementwise(
+            lambda x, start, delta: old * x + new * (start + delta),
+            *(self.model, update.start, update.delta),
+        )
         self.state_weights = [mixing]
         self.report = {"staleness_factor": factor}
         self.version_report = {"weights": [mixing], "effective_number": 1.0}
@@ -53,8 +50,6 @@ class FedAsyncMethod(Method):
         when="every upload",
         weight="α·s(τ), afresh each time",
         client="proximal term (ρ/2)‖y − x_start‖²",
-        memory="–",
-        bytes="d / d",
     )
 
     mixing: float = setting(0.6, "α: weight of a fresh upload", above=0, most=1)

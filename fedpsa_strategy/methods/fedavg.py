@@ -66,7 +66,5 @@ class FedAvgMethod(Method):
         aggregated="client models",
         when="when the whole round has answered",
         weight="n / Σn",
-        client="–",
         memory="m·d for a round of m",
-        bytes="d / d",
     )

@@ -71,9 +71,7 @@ class FedBuffMethod(Buffered):
         aggregated="updates Δ",
         when="every K uploads",
         weight="η/K · (1+τ)^-½, not normalised",
-        client="–",
         memory="K·d",
-        bytes="d / d",
     )
 
     server_lr: float = setting(1.0, "η: factor of the aggregated step", above=0)

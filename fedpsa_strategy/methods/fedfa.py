@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedpsa_strategy.methods.base import Buffered, Row, Rule, Update, Vector, blocks
+from fedpsa_strategy.methods.base import Buffered, Row, Rule, Update, Vector, elementwise
 
 _RESUM_EVERY = 50  # versions
 
@@ -43,10 +43,9 @@ class FedFaRule(Rule):
         if len(self.queue) > self.settings.buffer_size and self.since_sum < _RESUM_EVERY:
             oldest = self.queue.popleft()
             length = self.model.dtype.type(self.settings.buffer_size)
-            model = np.empty_like(self.model)
-            for part in blocks(len(model)):
-                model[part] = self.model[part] + (newest[part] - oldest[part]) / length
-            self.model = model
+            self.model = elementwise(
+                lambda x, new, old: x + (new - old) / length, self.model, newest, oldest
+            )
             self.since_sum += 1
         else:
             if len(self.queue) > self.settings.buffer_size:
@@ -62,13 +61,14 @@ class FedFaRule(Rule):
 
     def mean(self) -> Vector:
         """Return the mean of the window, summed again in double precision."""
-        mean = np.empty_like(self.model)
-        for part in blocks(len(mean)):
-            total = np.zeros(mean[part].shape, np.float64)
-            for model in self.queue:
-                total += model[part]
-            mean[part] = total / len(self.queue)
-        return mean
+
+        def mean(*models: Vector) -> Vector:
+            total = np.zeros(len(models[0]), np.float64)
+            for model in models:
+                total += model
+            return total / len(models)
+
+        return elementwise(mean, *self.queue)
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,5 @@ class FedFaMethod(Buffered):
         aggregated="the last K client models",
         when="every upload once K are there",
         weight="1/K",
-        client="–",
         memory="K·d",
-        bytes="d / d",
     )

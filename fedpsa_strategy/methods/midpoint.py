@@ -29,7 +29,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedpsa_strategy.methods.base import Buffered, Row, Update, Vector, blocks, setting
+from fedpsa_strategy.methods.base import Buffered, Row, Update, Vector, blocks, elementwise, setting
 from fedpsa_strategy.methods.remembering import Remembering, RememberingRule
 from fedpsa_strategy.methods.thermometer import Thermometer
 
@@ -64,16 +64,12 @@ class MidpointRule(RememberingRule):
         last, shift = self.memory.get(client), self.model.dtype.type(self.shift)
         if last is None or shift == 0:
             return self.model
-        start = np.empty_like(self.model)
-        for part in blocks(len(start)):
-            start[part] = self.model[part] - shift * last[part]
-        return start
+        return elementwise(lambda x, h: x - shift * h, self.model, last)
 
     def add(self, update: Update) -> Vector | None:
         """Calibrate the update by what the client sent last; aggregate when the buffer is full."""
         change = self.remember(update.client, update.delta)
-        for part in blocks(len(change)):
-            self.residual[part] += change[part]
+        self.residual += change
         self.staleness.append(update.staleness)
         self.thermometer.push(update.squared_norm)
         self.buffered += 1
@@ -130,7 +126,6 @@ class MidpointMethod(Remembering, Buffered):
         " the mean staleness",
         client="starts from x − θ·(its last update)",
         memory="(N + 4)·d, N·d of it optionally in half precision or a memory-mapped file",
-        bytes="d / d",
     )
 
     server_lr: float = setting(1.0, "η: factor of the aggregated step", above=0)

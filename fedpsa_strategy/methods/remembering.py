@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fedpsa_strategy.methods.base import Given, Method, Rule, Vector, blocks, setting
+from fedpsa_strategy.methods.base import Given, Method, Rule, Vector, elementwise, setting
 
 
 class HalfMemory(MutableMapping[int, Vector]):
@@ -90,29 +90,17 @@ class RememberingRule(Rule):
         """Put Δ_i in the place of h_i; return Δ_i - h_i, which is Δ_i for a client never seen."""
         self.known_clients = max(self.known_clients, client + 1)
         last = self.memory.get(client)
-        change = delta
-        if last is not None:
-            change = np.empty_like(delta)
-            for part in blocks(len(delta)):
-                np.subtract(delta[part], last[part], out=change[part])
+        change = delta if last is None else delta - last
         self.memory[client] = delta
-        for part in blocks(len(delta)):
-            self.total[part] += change[part]
+        self.total += change
         if isinstance(self.memory, HalfMemory):
-            stored = self.memory[client]
-            for part in blocks(len(delta)):
-                self.total[part] += stored[part] - delta[part]  # what rounding took
+            self.total += self.memory[client] - delta  # what rounding took
         return change
 
     def forget(self, client: int) -> None:
         """Take h_i out of the memory and its sum."""
-        last = self.memory.pop(client)
-        for part in blocks(len(last)):
-            self.total[part] -= last[part]
+        self.total -= self.memory.pop(client)
 
     def mean_of_memory(self, number: int) -> Vector:
         """Return Σ h_i / number as a vector like the model."""
-        mean = np.empty_like(self.model)
-        for part in blocks(len(mean)):
-            mean[part] = self.total[part] / number
-        return mean
+        return elementwise(lambda _, total: total / number, self.model, self.total)

@@ -73,9 +73,7 @@ class RescaledMethod(Buffered):
         aggregated="updates Δ",
         when="every K uploads",
         weight="η/K times the client's response time over the mean response time",
-        client="–",
         memory="K·d",
-        bytes="d / d",
     )
 
     server_lr: float = setting(1.0, "η: factor of the aggregated step", above=0)

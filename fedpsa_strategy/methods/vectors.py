@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,17 @@ def blocks(size: int) -> Iterator[slice]:
     """
     for start in range(0, size, _BLOCK):
         yield slice(start, start + _BLOCK)
+
+
+def elementwise(formula: Callable[..., Any], first: Vector, *others: NDArray[Any]) -> Vector:
+    """Return a formula of vectors, element by element, in the dtype of the first one.
+
+    Computed in blocks: a large model takes no temporary arrays of its size.
+    """
+    result = np.empty_like(first)
+    for part in blocks(len(first)):
+        result[part] = formula(first[part], *(other[part] for other in others))
+    return result
 
 
 def weighted_step(model: Vector, weights: Sequence[float], deltas: Sequence[Vector]) -> Vector:
