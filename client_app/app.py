@@ -17,7 +17,7 @@ from torch import nn
 from fedpsa_strategy.client.reply import make_reply
 from fedpsa_strategy.methods.registry import find_method
 from fedpsa_strategy.probe.probe import LossFn
-from fedpsa_strategy.probe.state_dicts import load_values, parameter_views, read_arrays
+from fedpsa_strategy.probe.state_dicts import load_values, read_arrays
 from fedpsa_strategy.seeds import model_seed
 from task.errors import OutOfMemoryError
 from task.hardware import release, resolve_device, set_threads
@@ -180,21 +180,19 @@ def _loaded_model(
 ) -> nn.Module:
     """Return the model with these values on this node's device."""
     seed = model_seed(_get(run, "seed", int))
-    model, views = _workspace(cast(Any, task), seed, device)  # a protocol does not promise a hash
-    load_values(model, views, values)
+    model = _workspace(cast(Any, task), seed, device)  # a protocol does not promise a hash
+    load_values(model, values)
     return model
 
 
 @lru_cache(maxsize=1)
-def _workspace(
-    task: Any, seed: int, device: torch.device
-) -> tuple[nn.Module, dict[str, NDArray[Any]]]:
+def _workspace(task: Any, seed: int, device: torch.device) -> nn.Module:
     """Return the first model, for all tasks of a long-lived worker.
 
     Messages bring all of its values but those of frozen parameters, which are the server's own.
     """
     model: nn.Module = task.make_model(seed=seed).to(device)
-    return model, parameter_views(model)
+    return model
 
 
 def _loss_fn(task: LearningTask) -> LossFn | None:

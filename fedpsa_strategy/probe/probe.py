@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord
@@ -22,10 +22,8 @@ from fedpsa_strategy.probe.sketch import Sketch
 from fedpsa_strategy.probe.state_dicts import (
     StateFn,
     fingerprint_of_rest,
-    load_values,
-    parameter_views,
+    load_arrays,
     part_of,
-    read_arrays,
 )
 from fedpsa_strategy.wire.contract import trainable_keys
 
@@ -229,15 +227,6 @@ class Probe:
         ProbeError
             When the config lacks something, or this node's R or D_b is not the server's.
         """
-        global _last
-        if (
-            _last is not None
-            and arrays is None
-            and type(_last.probe) is cls
-            and loss_fn is _last.probe.loss_fn
-            and _last.config.items() <= config.items()
-        ):
-            return _last.probe
         values: Mapping[str, Any] = config
         try:
             if values["calibration-transport"] == "arrays":
@@ -248,11 +237,11 @@ class Probe:
                 size, *shape = values["calibration-shape"]
                 calibration = _drawn(
                     tuple(shape),
-                    size,
-                    values["calibration-seed"],
-                    values["calibration-classes"] or None,
-                    values["calibration-vocabulary"] or None,
-                    tuple(values["calibration-target-shape"][1:]),
+                    size=size,
+                    seed=values["calibration-seed"],
+                    num_classes=values["calibration-classes"] or None,
+                    vocabulary=values["calibration-vocabulary"] or None,
+                    target_shape=tuple(values["calibration-target-shape"][1:]),
                 )
             sketch = _sketch(*(values[f"sketch-{key}"] for key in ("size", "dim", "seed", "kind")))
             signal = str(values["sketch-signal"])
@@ -268,9 +257,6 @@ class Probe:
                 f"{probe.fingerprint}, the server's {expected}: its sketches could not be compared "
                 "(other NumPy version? then use calibration-transport='arrays')"
             )
-        if arrays is None:
-            read = {key: values[key] for key in values if key.startswith(_PREFIXES)}
-            _last = _Rebuilt(read, probe)
         return probe
 
 
@@ -294,8 +280,7 @@ class ServerSketch:
 
     def __call__(self, arrays: ArrayRecord) -> list[float]:
         """Return the sketch of these arrays."""
-        values = read_arrays(arrays)
-        load_values(self.model, parameter_views(self.model), values, self.state_fn)
+        load_arrays(self.model, arrays, self.state_fn)
         return self.probe(self.model)
 
     def trainable_keys(self) -> list[str]:
@@ -314,30 +299,6 @@ class ServerSketch:
         return fingerprint_of_rest(self.model, part_of(self.model, arrays, self.state_fn))
 
 
-class _Rebuilt(NamedTuple):
-    config: dict[str, Any]  # what of it was read
-    probe: Probe
-
-
-# Long-lived workers meet the same probe in every task.
-_last: _Rebuilt | None = None
-_PREFIXES = ("calibration-", "sketch-", "fingerprint")
-
-
-@lru_cache(maxsize=4)
-def _drawn(
-    shape: Any, size: Any, seed: Any, num_classes: Any, vocabulary: Any, target_shape: Any
-) -> Calibration:
-    return Calibration.gaussian(
-        shape,
-        size=size,
-        seed=seed,
-        num_classes=num_classes,
-        vocabulary=vocabulary,
-        target_shape=target_shape,
-    )
-
-
-@lru_cache(maxsize=4)
-def _sketch(size: Any, dim: Any, seed: Any, kind: Any) -> Sketch:
-    return Sketch(size, dim, seed, kind)
+# Long-lived workers meet the same batch and projection in every task.
+_drawn = lru_cache(maxsize=4)(Calibration.gaussian)
+_sketch = lru_cache(maxsize=4)(Sketch)

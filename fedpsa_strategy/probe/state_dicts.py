@@ -123,7 +123,7 @@ def load_arrays(model: nn.Module, arrays: ArrayRecord, state_fn: StateFn | None 
     state_fn : Callable[[nn.Module], Mapping[str, Tensor]] (default: None)
         See `arrays_of`.
     """
-    load_values(model, {}, read_arrays(arrays), state_fn)
+    load_values(model, read_arrays(arrays), state_fn)
 
 
 def read_arrays(arrays: ArrayRecord) -> dict[str, NDArray[Any]]:
@@ -140,44 +140,10 @@ def read_arrays(arrays: ArrayRecord) -> dict[str, NDArray[Any]]:
     }
 
 
-def parameter_views(model: nn.Module) -> dict[str, NDArray[Any]]:
-    """Return a model's parameters as NumPy's arrays, valid for as long as they stay in their place.
-
-    Without those on other devices and of types that NumPy lacks; and without buffers, because a
-    forward pass may put other tensors in their places.
-    """
-    return {
-        name: parameter.detach().numpy()
-        for name, parameter in model.named_parameters()
-        if parameter.device.type == "cpu" and parameter.dtype in (torch.float32, torch.float64)
-    }
-
-
 def load_values(
-    model: nn.Module,
-    views: Mapping[str, NDArray[Any]],
-    values: Mapping[str, NDArray[Any]],
-    state_fn: StateFn | None = None,
+    model: nn.Module, values: Mapping[str, NDArray[Any]], state_fn: StateFn | None = None
 ) -> None:
-    """Load what `read_arrays` returned, faster than `load_state_dict` where that is possible.
-
-    Parameters
-    ----------
-    model : nn.Module
-        The model.
-    views : Mapping[str, NDArray[Any]]
-        Its `parameter_views`, or nothing.
-    values : Mapping[str, NDArray[Any]]
-        Its values. Arrays that are not trained may be missing, and stay as they are.
-    state_fn : StateFn | None (default: None)
-        See `arrays_of`.
-    """
-    if state_fn is None and {key: value.shape for key, value in values.items()} == {
-        key: view.shape for key, view in views.items()
-    }:
-        for key, view in views.items():
-            np.copyto(view, values[key])
-        return
+    """Load what `read_arrays` returned; see `load_arrays`."""
     part = part_of(model, values, state_fn)
     if missing := sorted(part.rest.keys() & set(trainable_keys(model))):
         raise ValueError(f"the model trains {missing}, which the arrays lack")
@@ -186,16 +152,12 @@ def load_values(
             raise ValueError(
                 f"array {name!r} has shape {values[name].shape}, in the model {tuple(tensor.shape)}"
             )
+    copies = {name: torch.from_numpy(value.copy()) for name, value in values.items()}
     if state_fn is None:
-        model.load_state_dict(as_tensors(values), strict=False)
+        model.load_state_dict(copies, strict=False)
     else:
         for name, tensor in part.tensors.items():
-            tensor.copy_(torch.from_numpy(values[name].copy()))
-
-
-def as_tensors(values: Mapping[str, NDArray[Any]]) -> dict[str, Tensor]:
-    """Return copies of arrays as tensors."""
-    return {key: torch.from_numpy(value.copy()) for key, value in values.items()}
+            tensor.copy_(copies[name])
 
 
 def as_array(tensor: Tensor) -> NDArray[Any]:

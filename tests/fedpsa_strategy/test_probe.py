@@ -113,7 +113,9 @@ def test_another_fingerprint_is_a_clear_error(key):
 def test_a_probe_is_rebuilt_only_from_something_new():
     config = {"lr": 0.1, **make_probe(small_model()).config()}
     first = Probe.from_config(ConfigRecord(config))
-    assert Probe.from_config(ConfigRecord(config | {"lr": 0.2})) is first
+    again = Probe.from_config(ConfigRecord(config | {"lr": 0.2}))
+    assert again.calibration is first.calibration
+    assert again.sketch is first.sketch
     loss_fn = nn.CrossEntropyLoss(reduction="none")
     assert Probe.from_config(ConfigRecord(config), loss_fn=loss_fn).loss_fn is loss_fn
     other = Probe.from_config(ConfigRecord(config | {"sketch-signal": "parameters"}))
