@@ -20,7 +20,7 @@ from fedpsa_strategy.server.callbacks.stop import STOP_REQUESTED
 from fedpsa_strategy.server.checkpoint import Checkpointer
 from fedpsa_strategy.server.clock import DAY
 from fedpsa_strategy.server.snapshot import check_fits
-from fedpsa_strategy.watch.curve import draw_curve
+from fedpsa_strategy.watch.curve import draw_curves
 from fedpsa_strategy.watch.event_log import EventLog, complete_size, read_events
 from fedpsa_strategy.watch.rate import rate_text
 from fedpsa_strategy.watch.status_line import StatusLine
@@ -206,13 +206,9 @@ def _why_nothing(status: StatusLine, reasons: Counter[str]) -> str:
 
 
 def _picture(settings: Settings, status: StatusLine) -> bytes:
-    loss = bool(status.run.losses) and not status.run.curve  # regression has no accuracy
-    return draw_curve(
-        status.run.losses if loss else status.run.curve,
-        title=f"{settings.strategy} on {settings.data_name}, {settings.num_clients} clients",
-        virtual=status.virtual,
-        measure="loss" if loss else "accuracy",
-    )
+    measure, curve = status.run.points(DAY if status.virtual else 1.0)
+    title = f"{settings.strategy} on {settings.data_name}, {settings.num_clients} clients"
+    return draw_curves({"": curve}, virtual=status.virtual, measure=measure, title=title)
 
 
 def _numbers(status: StatusLine) -> dict[str, Any]:

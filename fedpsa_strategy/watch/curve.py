@@ -5,53 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from io import BytesIO
 
-from fedpsa_strategy.server.clock import DAY
 from fedpsa_strategy.watch.run_state import Curve
 
 
-def draw_curve(curve: Curve, *, title: str, virtual: bool, measure: str = "accuracy") -> bytes:
-    """Return a PNG of accuracy or loss against time.
+def draw_curves(
+    curves: Mapping[str, Curve], *, virtual: bool, measure: str = "accuracy", title: str = ""
+) -> bytes:
+    """Return a PNG of accuracy or loss against virtual days or seconds.
 
-    Parameters
-    ----------
-    curve : list[tuple[float, float]]
-        Times and values.
-    title : str
-        Written above.
-    virtual : bool
-        Whether times are virtual units (shown in days) or seconds.
-    measure : "accuracy" or "loss" (default: "accuracy")
-        What the values are.
+    Curves go by what is written beside them if there are several.
     """
-    percent = measure == "accuracy"
-    points = [(time / DAY if virtual else time, value) for time, value in curve]
-    unit = "virtual days" if virtual else "seconds"
-    return _draw({"": points}, title, unit, percent, f"test {measure}")
-
-
-def draw_curves(curves: Mapping[str, Curve], *, unit: str, measure: str = "accuracy") -> bytes:
-    """Return a PNG of several curves.
-
-    Parameters
-    ----------
-    curves : Mapping[str, list[tuple[float, float]]]
-        Times and values, by what is written beside them.
-    unit : str
-        What the times are.
-    measure : "accuracy" or "loss" (default: "accuracy")
-        What the values are.
-    """
-    return _draw(curves, "", unit, measure == "accuracy", f"test {measure}")
-
-
-def _draw(curves: Mapping[str, Curve], title: str, unit: str, percent: bool, what: str) -> bytes:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.0, 3.8), dpi=130, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    alone = len(curves) == 1
+    alone, percent = len(curves) == 1, measure == "accuracy"
     for label, curve in curves.items():
         times = [time for time, _ in curve]
         values = [100 * value if percent else value for _, value in curve]
@@ -71,8 +41,8 @@ def _draw(curves: Mapping[str, Curve], title: str, unit: str, percent: bool, wha
     if not alone:
         axes.legend(frameon=False, fontsize=9)
     axes.set_title(title, loc="left", fontsize=11)
-    axes.set_xlabel(unit)
-    axes.set_ylabel(f"{what} (%)" if percent else what)
+    axes.set_xlabel("virtual days" if virtual else "seconds")
+    axes.set_ylabel("test accuracy (%)" if percent else f"test {measure}")
     axes.set_ylim(0, 100 if percent else None)
     axes.set_xlim(left=0)
     axes.grid(alpha=0.25)

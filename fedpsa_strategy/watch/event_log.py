@@ -19,9 +19,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from fedpsa_strategy.files import open_regular
 from fedpsa_strategy.server.events import Event, event_from_dict
-from fedpsa_strategy.watch.parts import cut, full_part, lines_of, parts_of
+from fedpsa_strategy.watch.parts import cut, full_part, lines_of, parts_of, read
 
 log = logging.getLogger("flwr")
 
@@ -200,15 +199,14 @@ def read_events(
 
 def complete_size(path: Path, limit: int) -> int:
     """Return how many of the first `limit` bytes of a log are complete lines."""
-    for part in reversed(parts_of(path)):
-        with open_regular(part.path) as file:
-            size = max(min(limit - part.start, part.size), 0)
-            while size:  # usually the first look finds a line's end
-                start = max(size - 4096, 0)
-                file.seek(start)
-                if end := file.read(size - start).rfind(b"\n") + 1:
-                    return part.start + start + end
-                size = start
+    parts = parts_of(path)
+    end = min(limit, parts[-1].end) if parts else 0
+    while parts:  # usually the first look finds a line's end
+        start = max(end - 4096, parts[0].start)
+        found = read(parts, start, max(end - start, 0)).rfind(b"\n") + 1
+        if found or start == parts[0].start:
+            return start + found if found else 0
+        end = start
     return 0
 
 

@@ -8,7 +8,7 @@ beginning of the first, also when the oldest parts have been taken away.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,21 +17,11 @@ from fedpsa_strategy.files import open_regular
 
 @dataclass(frozen=True)
 class Part:
-    """A file with lines of a log.
-
-    Parameters
-    ----------
-    path : Path
-        The file.
-    start : int
-        The position of its first byte.
-    size : int
-        How many bytes it has.
-    """
+    """A file with lines of a log."""
 
     path: Path
-    start: int
-    size: int
+    start: int  # the position of its first byte
+    size: int  # in bytes
 
     @property
     def end(self) -> int:
@@ -40,26 +30,12 @@ class Part:
 
 
 def full_part(path: Path, start: int) -> Path:
-    """Return the name of a full part of a log.
-
-    Parameters
-    ----------
-    path : Path
-        The part that is written to.
-    start : int
-        The position of its first byte.
-    """
+    """Return the name of a full part of the log at `path`, whose first byte is at `start`."""
     return path.with_name(f"{path.stem}-{start:012d}{path.suffix}")
 
 
 def parts_of(path: Path) -> list[Part]:
-    """Return the parts of a log that there are, the oldest first.
-
-    Parameters
-    ----------
-    path : Path
-        The part that is written to; it need not exist.
-    """
+    """Return the parts of a log that there are, the oldest first; `path` is the one written to."""
     form = re.compile(re.escape(path.stem) + r"-(\d{12,})" + re.escape(path.suffix))
     found = []
     for other in path.parent.glob(f"{path.stem}-*{path.suffix}"):
@@ -71,15 +47,20 @@ def parts_of(path: Path) -> list[Part]:
     return found
 
 
-def lines_of(path: Path, end: int | None = None) -> Iterator[bytes]:
-    """Yield the lines of a log, those of all its parts.
+def read(parts: Sequence[Part], position: int, count: int) -> bytes:
+    """Return up to so many bytes from a position on, which may be those of several parts."""
+    pieces = []
+    for part in parts:
+        if part.start <= position and (position < part.end or part is parts[-1]):
+            with open_regular(part.path) as file:
+                file.seek(position - part.start)
+                pieces.append(file.read(count))
+            position, count = position + len(pieces[-1]), count - len(pieces[-1])
+    return b"".join(pieces)
 
-    Parameters
-    ----------
-    path : Path
-        The part that is written to.
-    end : int | None (default: None)
-        The position at which to stop.
+
+def lines_of(path: Path, end: int | None = None) -> Iterator[bytes]:
+    """Yield the lines of a log, those of all its parts, up to the position `end`.
 
     Raises
     ------
@@ -102,17 +83,7 @@ def lines_of(path: Path, end: int | None = None) -> Iterator[bytes]:
 def cut(path: Path, end: int) -> int:
     """Take away the parts behind a position, so that the one with this position is written to.
 
-    Parameters
-    ----------
-    path : Path
-        The part that is written to.
-    end : int
-        The position.
-
-    Returns
-    -------
-    int
-        The position of the first byte of the part that is written to.
+    Returns the position of that one's first byte.
     """
     start = 0
     for part in reversed(parts_of(path)):

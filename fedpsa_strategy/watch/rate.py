@@ -4,13 +4,7 @@ from __future__ import annotations
 
 
 def readable_rate(per_second: float | None) -> tuple[float, str]:
-    """Return a rate and the unit of time it is for: "s", "min" or "h".
-
-    Parameters
-    ----------
-    per_second : float | None
-        None, like 0, is nothing yet.
-    """
+    """Return a rate (None is 0: nothing yet) and the unit of time it is for: "s", "min" or "h"."""
     rate = per_second or 0.0
     if rate == 0 or rate >= 0.1:
         return rate, "s"

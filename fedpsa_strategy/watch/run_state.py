@@ -96,15 +96,7 @@ class RunState:
         self._sums: dict[str, tuple[float, int]] = {}
 
     def __call__(self, event: Event, wall: float | None = None) -> None:
-        """Take note of an event.
-
-        Parameters
-        ----------
-        event : Event
-            The event.
-        wall : float | None (default: None)
-            When it was, in real time.
-        """
+        """Take note of an event, and of when it was in real time."""
         self.time = event.time
         if wall is not None:
             self.wall = wall
@@ -150,6 +142,13 @@ class RunState:
     def recent_staleness(self) -> float | None:
         """The mean staleness of the last uploads."""
         return _mean([upload.staleness for upload in self._last()])
+
+    def points(self, unit: float = 1.0) -> tuple[str, Curve]:
+        """Return what was measured, "accuracy" or else "loss", and the curve over units of time."""
+        name, curve = "accuracy", self.curve
+        if self.losses and not curve:  # regression has no accuracy
+            name, curve = "loss", self.losses
+        return name, [(time / unit, value) for time, value in curve]
 
     def mean(self, name: str) -> float | None:
         """Return the mean over the whole run of what uploads and versions tell.

@@ -84,12 +84,15 @@ class Run:
     @cached_property
     def settings(self) -> Row:
         """The settings that it was run with."""
-        return _read(self.folder / "config.toml") or _read(self.folder / "config.json")
+        return read_values(self.folder / "config.toml") or read_values(self.folder / "config.json")
 
     @cached_property
     def summary(self) -> Row:
         """What `summary.json` says; of a run without one, what its events add up to."""
-        return _read(self.folder / "summary.json") or {"status": "running", **self._state.numbers()}
+        return read_values(self.folder / "summary.json") or {
+            "status": "running",
+            **self._state.numbers(),
+        }
 
     @property
     def status(self) -> str:
@@ -124,10 +127,7 @@ class Run:
     @property
     def points(self) -> tuple[str, Curve]:
         """What was measured, "accuracy" or "loss", and the points of its curve."""
-        scale = DAY if self.virtual else 1.0
-        measure = "accuracy" if self._state.curve or not self._state.losses else "loss"
-        found = self._state.curve if measure == "accuracy" else self._state.losses
-        return measure, [(time / scale, value) for time, value in found]
+        return self._state.points(DAY if self.virtual else 1.0)
 
     @property
     def events(self) -> Any:
@@ -193,7 +193,7 @@ def load(folder: Path | str) -> Run:
 
 def is_run(folder: Path) -> bool:
     """Tell whether a run has written something into a folder."""
-    return (folder / "events.jsonl").is_file() or "status" in _read(folder / "summary.json")
+    return (folder / "events.jsonl").is_file() or "status" in read_values(folder / "summary.json")
 
 
 def find_runs(folder: Path) -> list[Run]:
@@ -237,7 +237,7 @@ def draw(runs: Sequence[Run]) -> Picture:
         )
     png = draw_curves(
         {_label(run, runs): run.points[1] for run in runs},
-        unit="virtual days" if runs[0].virtual else "seconds",
+        virtual=runs[0].virtual,
         measure=measures.pop() if measures else "accuracy",
     )
     return Picture(png)
@@ -249,8 +249,8 @@ def _label(run: Run, runs: Sequence[Run]) -> str:
     return strategy if len(alike) < 2 else f"{strategy}, {run.name}"
 
 
-def _read(path: Path) -> Row:
-    """Return what is in a TOML or JSON file; nothing, if it cannot be read."""
+def read_values(path: Path) -> Row:
+    """Return what is in a TOML or JSON file; nothing, if it cannot be read (yet)."""
     try:
         with open_regular(path) as file:
             text = file.read().decode()

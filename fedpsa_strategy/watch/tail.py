@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedpsa_strategy.files import open_regular
-from fedpsa_strategy.watch.parts import Part, parts_of
+from fedpsa_strategy.watch.parts import parts_of, read
 
 CHUNK = 4 * 2**20
 _REMEMBERED = 64
@@ -37,17 +36,13 @@ class Tail:
         found = parts_of(self.path)
         if not found:
             return self.offset > 0 and self._restart(), []
-        restarted = False
+        restarted, known = False, len(self._last)
         try:
             # Truncated, replaced or rewritten: in every case these bytes are other ones.
-            if _before(found, self.offset, len(self._last)) != self._last:
+            if read(found, self.offset - known, known) != self._last:
                 restarted = self._restart()
-            if self.offset < found[0].start:  # the oldest parts were taken away
-                self.offset, self._last = found[0].start, b""
-            part = next(part for part in reversed(found) if part.start <= self.offset)
-            with open_regular(part.path) as file:
-                file.seek(self.offset - part.start)
-                data = file.read(CHUNK)
+            self.offset = max(self.offset, found[0].start)  # the oldest may be taken away
+            data = read(found, self.offset, CHUNK)
         except FileNotFoundError:  # just put aside as a full part
             return restarted, []
         end = data.rfind(b"\n") + 1
@@ -68,16 +63,3 @@ class Tail:
         self.restarts += 1
         self._last = b""
         return True
-
-
-def _before(found: list[Part], position: int, count: int) -> bytes:
-    """Return so many bytes before a position, which may be those of two parts."""
-    pieces: list[bytes] = []
-    for part in reversed(found):
-        if part.start < position <= part.end and count:
-            size = min(count, position - part.start)
-            with open_regular(part.path) as file:
-                file.seek(position - size - part.start)
-                pieces.insert(0, file.read(size))
-            position, count = position - size, count - size
-    return b"".join(pieces)

@@ -19,13 +19,7 @@ class Tracker(ABC):
 
     @abstractmethod
     def close(self, error: BaseException | None = None) -> None:
-        """Hand on what is pending, and end.
-
-        Parameters
-        ----------
-        error : BaseException | None (default: None)
-            What ended the run before its time.
-        """
+        """Hand on what is pending, and end; `error` is what ended the run before its time."""
 
     def __enter__(self) -> Self:
         return self

@@ -43,12 +43,7 @@ _HEADERS = {
 def make_app(library: Library, *, loopback: bool) -> Starlette:
     """Return the web application.
 
-    Parameters
-    ----------
-    library : Library
-        The runs to show.
-    loopback : bool
-        Whether only this machine can reach it; then requests for other host names are refused.
+    With `loopback` only this machine can reach it: then requests for other host names are refused.
     """
 
     # Plain functions: Starlette runs them in threads, so a long file blocks nothing.

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import threading
 import time
-import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from fedpsa_strategy.files import open_regular
 from fedpsa_strategy.watch.dashboard.state import PageState
+from fedpsa_strategy.watch.runs import read_values
+from fedpsa_strategy.watch.scalars import finite
 from fedpsa_strategy.watch.tail import Tail
 
 _SILENCE = 30.0  # a run that lives says something every few seconds
@@ -59,7 +57,7 @@ class Run:
             "status": status,
             "title": self._title(),
             "error": str(summary.get("error")) if status == "failed" else None,
-            **{name: _finite(summary.get(name)) for name in ("accuracy", "loss")},
+            **{name: finite(summary.get(name)) for name in ("accuracy", "loss")},
             "changed": max(written, summarised, _changed(_config_path(self.path))),
             **{name: config.get(name) for name in ("strategy", "seed", "clock")},
             "data": config.get("task") or config.get("dataset"),  # an own task has its own data
@@ -186,18 +184,7 @@ def _load(path: Path) -> dict[str, Any]:
 
 @lru_cache(maxsize=4096)  # a folder of many runs is listed every few seconds
 def _load_version(path: Path, changed: float) -> dict[str, Any]:  # noqa: ARG001
-    """Return what is in a TOML or JSON file; nothing, if it is not readable (yet)."""
-    try:
-        with open_regular(path) as file:
-            text = file.read().decode()
-        content = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return content if isinstance(content, dict) else {}
-
-
-def _finite(value: Any) -> float | None:
-    return value if isinstance(value, float) and math.isfinite(value) else None
+    return read_values(path)
 
 
 def _changed(path: Path) -> float:

@@ -16,18 +16,9 @@ from fedpsa_strategy.watch.dashboard.library import Library, NoRunError
 
 
 def serve(folders: Sequence[Path], host: str, port: int, *, open_page: bool = False) -> int:
-    """Serve the live page until interrupted; return the exit code.
+    """Serve the live page of runs, or folders of runs, until interrupted; return the exit code.
 
-    Parameters
-    ----------
-    folders : Sequence[Path]
-        Runs, or folders of runs.
-    host : str
-        The address to listen on.
-    port : int
-        The port; 0 takes any free one.
-    open_page : bool (default: False)
-        Whether to open the page in a browser.
+    Port 0 takes any free one.
     """
     try:
         library = Library(folders)

@@ -3,7 +3,7 @@ import logging
 import pytest
 
 from fedpsa_strategy.server.events import Aggregated, Evaluated, RunStarted, Uploaded, Waiting
-from fedpsa_strategy.watch.curve import draw_curve
+from fedpsa_strategy.watch.curve import draw_curves
 from fedpsa_strategy.watch.rate import rate_text
 from fedpsa_strategy.watch.run_state import area_under_curve
 from fedpsa_strategy.watch.status_line import Limits, StatusLine
@@ -116,7 +116,7 @@ def test_area_under_the_curve():
 def test_the_picture_is_a_png_also_of_an_empty_run():
     for curve in ([], [(0.0, 0.1), (86_400.0, 0.9)]):
         for measure in ("accuracy", "loss"):
-            picture = draw_curve(curve, title="x", virtual=True, measure=measure)
+            picture = draw_curves({"": curve}, title="x", virtual=True, measure=measure)
             assert picture.startswith(b"\x89PNG")
 
 
