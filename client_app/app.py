@@ -16,7 +16,7 @@ from torch import nn
 
 from fedpsa_strategy.client.reply import make_reply
 from fedpsa_strategy.methods.registry import find_method
-from fedpsa_strategy.probe.probe import LossFn
+from fedpsa_strategy.probe.per_sample import LossFn
 from fedpsa_strategy.probe.state_dicts import load_values, read_arrays
 from fedpsa_strategy.seeds import model_seed
 from task.errors import OutOfMemoryError

@@ -20,14 +20,8 @@ PUBLIC = 0o644
 def write_atomically(path: Path, *parts: bytes | str, mode: int | None = None) -> None:
     """Write a file under a temporary name, make sure that it is on the disk, and rename it.
 
-    Parameters
-    ----------
-    path : Path
-        The file; its folder is made if it does not exist.
-    *parts : bytes | str
-        What is in it; text is written as UTF-8.
-    mode : int | None (default: None)
-        Its permissions, whatever the umask says; None: as far as the umask allows.
+    Its folder is made if it does not exist; text is written as UTF-8. `mode` are its permissions,
+    whatever the umask says; None: as far as the umask allows.
 
     Raises
     ------
@@ -54,14 +48,9 @@ def write_atomically(path: Path, *parts: bytes | str, mode: int | None = None) -
 
 
 def remove_leftovers(folder: Path, name: str) -> None:
-    """Remove the temporary files of writers that were killed.
+    """Remove temporary files that killed writers of `name`, a pattern, have left in a folder.
 
-    Parameters
-    ----------
-    folder : Path
-        Where they are; nobody else may be writing there.
-    name : str
-        Pattern of the names that the files would have got.
+    Nobody else may be writing there.
     """
     for path in folder.glob(f".{name}.*"):
         path.unlink(missing_ok=True)
@@ -89,17 +78,10 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def try_lock(path: Path) -> BinaryIO | None:
-    """Take the lock that a file stands for; the system releases it when the process ends.
+    """Take the lock that a file stands for; return what holds it until closed, None if it is taken.
 
-    Parameters
-    ----------
-    path : Path
-        The file, made if it does not exist and never removed; it holds the owner's process id.
-
-    Returns
-    -------
-    BinaryIO | None
-        What holds the lock until it is closed; None if somebody else has it.
+    The system releases it when the process ends. The file, which holds the owner's process id, is
+    made if it does not exist and never removed.
     """
     file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, PRIVATE), "r+b")
     try:

@@ -14,14 +14,8 @@ MAX_SEED = 2**63 - 1  # what fits a signed 64-bit integer on the wire
 def derive(seed: int, purpose: str, *counters: int) -> int:
     """Return an integer in [0, 2**63), the same on every machine.
 
-    Parameters
-    ----------
-    seed : int
-        The run's seed.
-    purpose : str
-        What the number is for; different purposes never share numbers.
-    *counters : int
-        Which of the numbers for that purpose (task, client, attempt, ...).
+    Different purposes never share numbers; the counters say which of a purpose's numbers it is
+    (task, client, attempt, ...).
     """
     text = "/".join([str(seed), purpose, *map(str, counters)])
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little") >> 1

@@ -45,22 +45,10 @@ _PORTS = {
 
 @dataclass(frozen=True)
 class Finding:
-    """What was found out about one thing.
-
-    Parameters
-    ----------
-    subject : str
-        What was looked at.
-    state : str
-        "ok"; "note" for something that a person may want to know or has no need of; "problem".
-    text : str
-        What was found.
-    advice : str (default: "")
-        What to do about it.
-    """
+    """What was found out about one thing, and what to do about it."""
 
     subject: str
-    state: str
+    state: str  # a note is what a person may want to know, or has no need of
     text: str
     advice: str = ""
 

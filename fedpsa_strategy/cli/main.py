@@ -168,19 +168,11 @@ def main(
     prog_name: str = "fedpsa",
     given: Mapping[str, click.Command] | None = None,
 ) -> int:
-    """Run a command and return its exit code.
+    """Run a command, by default that of this process, and return its exit code.
 
     0 means that it did what it was asked for, 1 that it failed, 2 that it was refused before
-    anything happened, 130 that it was interrupted.
-
-    Parameters
-    ----------
-    arguments : Sequence[str] | None (default: None)
-        The words behind the command; by default those of this process.
-    prog_name : str (default: "fedpsa")
-        What the command is called.
-    given : Mapping[str, click.Command] | None (default: None)
-        The commands of a checkout; by default those that are installed.
+    anything happened, 130 that it was interrupted. `given` are the commands of a checkout, by
+    default those that are installed.
     """
     words = None if arguments is None else [*arguments]
     try:

@@ -28,12 +28,8 @@ class NoReferenceError(ValueError):
 def write_app(folder: Path, library: str) -> list[Path]:
     """Write the app's files and return their paths.
 
-    Parameters
-    ----------
-    folder : Path
-        The app's folder, which must be new or empty. Its name becomes the app's.
-    library : str
-        The direct reference by which the app gets this library; see `checked_reference`.
+    The folder must be new or empty; its name becomes the app's. `library` is the direct reference
+    by which the app gets this library; see `checked_reference`.
 
     Raises
     ------
@@ -77,15 +73,11 @@ def _filled(text: str, values: Mapping[str, str]) -> str:
 def checked_reference(text: str) -> str:
     """Return a direct reference to this library, as a dependency has it behind the @.
 
-    Parameters
-    ----------
-    text : str
-        A wheel or a folder on this machine, or an address with its scheme.
-
     Raises
     ------
     ValueError
-        For everything else: a bare name may be anybody's.
+        If the text is no wheel or folder on this machine, nor an address with its scheme: a bare
+        name may be anybody's.
     """
     if _REFERENCE.fullmatch(text):
         return text

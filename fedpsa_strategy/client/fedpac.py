@@ -32,14 +32,8 @@ def train_from_message(
 ) -> tuple[float, dict[str, ArrayRecord]]:
     """Train as a train message of FedPAC says; return the mean loss and the reply's records.
 
-    Parameters
-    ----------
-    model, shard
-        See `train_fedpac`.
-    message : Message
-        Its config has FedPAC's settings, its record `fedpac` the centroids.
-    **common : Any
-        `lr`, `epochs`, `batch_size`, `seed` and `device`.
+    The message's config has FedPAC's settings, its record `fedpac` the centroids; `common` is `lr`,
+    `epochs`, `batch_size`, `seed` and `device`.
     """
     config = cast(ConfigRecord, message.content["config"])
     settings = FedPACMethod(
@@ -68,24 +62,9 @@ def train_fedpac(
 ) -> tuple[float, ArrayRecord]:
     """Train in two phases; return the mean loss and what the server needs beside the model.
 
-    Parameters
-    ----------
-    model : nn.Module
-        Has `encoder` and a linear `head`; trained in place.
-    shard : Samples
-        The node's data.
-    received : ArrayRecord
-        Global `centroids` and which of them are `known`.
-    lr, epochs, batch_size : float, int, int
-        The encoder's training, by plain SGD; the batches of the head have the same size.
-    seed : int
-        Seed of the order of the samples, and of dropout if the model has any.
-    device : torch.device
-        Where the model is.
-    alignment : float
-        λ: weight of the distance between features and centroids.
-    head_lr, head_epochs : float, int
-        The head's training.
+    The model, with an `encoder` and a linear `head`, is trained in place: the head with `head_lr`
+    for `head_epochs`, then the encoder with `lr` for `epochs`, its features drawn to the `received`
+    centroids by the weight `alignment` (λ). `seed` is that of the samples' order, and of dropout.
     """
     encoder, head = cast(nn.Module, model.encoder), cast(nn.Linear, model.head)
     x, y = shard.x.to(device), shard.y.to(device)

@@ -8,7 +8,7 @@ from flwr.app import Context, Message
 from torch import nn
 
 from fedpsa_strategy.client.reply import make_reply
-from fedpsa_strategy.probe.probe import LossFn
+from fedpsa_strategy.probe.per_sample import LossFn
 from fedpsa_strategy.probe.state_dicts import StateFn, load_arrays, read_arrays
 from fedpsa_strategy.wire.contract import CALIBRATION, REPLY_ARRAYS
 from fedpsa_strategy.wire.text import shown_names

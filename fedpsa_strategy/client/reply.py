@@ -12,7 +12,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedpsa_strategy.probe.probe import LossFn, Probe, ProbeError
+from fedpsa_strategy.probe.per_sample import LossFn
+from fedpsa_strategy.probe.probe import Probe, ProbeError
 from fedpsa_strategy.probe.state_dicts import (
     Part,
     StateFn,
@@ -31,7 +32,7 @@ from fedpsa_strategy.wire.contract import (
     STATES,
     mark,
 )
-from fedpsa_strategy.wire.layout import write_array
+from fedpsa_strategy.wire.layout import record_of
 from fedpsa_strategy.wire.quantise import BITS, pack
 from fedpsa_strategy.wire.text import shown_names
 from fedpsa_strategy.wire.update_dtype import UPDATE_DTYPE_KEY, check_update_dtype, decode
@@ -93,7 +94,7 @@ def make_reply(
         content = RecordDict({**records})
     else:
         values = {key: _wire_values(item, before[key]) for key, item in part.tensors.items()}
-        content = RecordDict({arrays_key: _record(values)})
+        content = RecordDict({arrays_key: record_of(values.items())})
     seconds = None
     if wants_sketch:
         started = time.perf_counter()
@@ -134,8 +135,8 @@ def _update_records(
                 states[key] = _wire_values(tensor, before[key])
         if keep_sum:
             _set_to_sum(part.tensors, values, before, sent, update_dtype)
-    records = {arrays_key: _record(sent)}
-    return records | ({STATES: _record(states)} if states else {})
+    records = {arrays_key: record_of(sent.items())}
+    return records | ({STATES: record_of(states.items())} if states else {})
 
 
 def _difference(tensor: Tensor, after: NDArray[Any], before: NDArray[Any]) -> NDArray[Any]:
@@ -153,13 +154,6 @@ def _difference(tensor: Tensor, after: NDArray[Any], before: NDArray[Any]) -> ND
 
 def _wire_values(tensor: Tensor, before: NDArray[Any]) -> NDArray[Any]:
     return as_array(tensor).astype(before.dtype, copy=False)
-
-
-def _record(arrays: Mapping[str, NDArray[Any]]) -> ArrayRecord:
-    record = ArrayRecord()  # one that is made from a dict makes every array again
-    for key, array in arrays.items():
-        record[key] = write_array(array)
-    return record
 
 
 def _check_base(model: nn.Module, part: Part, config: ConfigRecord) -> None:

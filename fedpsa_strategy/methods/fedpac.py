@@ -173,16 +173,10 @@ class FedPACMethod(Method):
 def head_weights(
     own: int, features: NDArray[np.float64], variances: NDArray[np.float64]
 ) -> list[float]:
-    """Return the weights a with which client `own` combines the heads of its round.
+    """Return the weights a with which the client at place `own` combines the heads of its round.
 
-    Parameters
-    ----------
-    own : int
-        Place of the client in the round.
-    features : NDArray
-        h: class-weighted mean features, of shape (clients, classes, features).
-    variances : NDArray
-        v: one number per client.
+    `features` are h, the class-weighted mean features (clients, classes, features); `variances` are
+    v.
     """
     fallback = [float(place == own) for place in range(len(variances))]
     differences = (features[own] - features).reshape(len(variances), -1)

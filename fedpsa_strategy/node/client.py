@@ -31,18 +31,9 @@ def become(
 ) -> CodeType:
     """Take over from the process at the other end, and return the program that it wanted.
 
-    Parameters
-    ----------
-    connection : socket.socket
-        The connection to that process.
-    script : str
-        The ordinary ``flwr-clientapp``.
-    libraries : Preloaded
-        The libraries that were imported before the fork.
-    known : set[str]
-        The names of modules that the program itself imports before any app.
-    refusal : str (default: "")
-        Why it has to start the ordinary way, if it has to.
+    That is `script`, the ordinary ``flwr-clientapp``. The `libraries` were imported before the
+    fork; `known` are the modules that the script itself imports before any app. With a `refusal`,
+    the text of why, the other end has to start the ordinary way.
     """
     try:
         request, descriptors = _receive(connection)

@@ -27,13 +27,7 @@ INSTALLS_DEPENDENCIES = "--allow-runtime-dependency-installation"
 
 
 def why_ordinary(arguments: Sequence[str]) -> str | None:
-    """Return why a SuperNode with these arguments gets nothing from a warm process, if so.
-
-    Parameters
-    ----------
-    arguments : Sequence[str]
-        The arguments of ``flower-supernode``.
-    """
+    """Return why a SuperNode with these arguments gets nothing from a warm process, if so."""
     parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
     parser.add_argument("--isolation")
     parser.add_argument(INSTALLS_DEPENDENCIES, action="store_true", dest="installs")
@@ -49,13 +43,7 @@ def why_ordinary(arguments: Sequence[str]) -> str | None:
 
 
 def interpreter_of(script: Path) -> list[str] | None:
-    """Return the Python command line that runs an installed script; None if it is no such script.
-
-    Parameters
-    ----------
-    script : Path
-        A console script as pip, uv and others write it.
-    """
+    """Return the Python command line of an installed console script; None if it is none."""
     try:
         with script.open(encoding="utf-8") as file:
             first, second = file.readline(), file.readline()

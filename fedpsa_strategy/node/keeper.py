@@ -24,18 +24,10 @@ _LONGEST_PAUSE = 60.0
 
 
 def keep(folder: Path, listener: socket.socket, lifeline: int) -> CodeType:
-    """Keep a warm process running until the SuperNode ends.
+    """Keep a warm process running until the SuperNode ends, which makes `lifeline` readable.
 
-    Returns only in the children of that process: the program to run there.
-
-    Parameters
-    ----------
-    folder : Path
-        The node's folder, which is removed in the end.
-    listener : socket.socket
-        Where those who want to start a ClientApp connect.
-    lifeline : int
-        A file descriptor that can be read when the SuperNode has ended.
+    Returns only in the children of that process: the program to run there. Who wants to start a
+    ClientApp connects to `listener`. The node's folder is removed in the end.
     """
     settings = NodeSettings.read(folder)
     asked: list[int] = []

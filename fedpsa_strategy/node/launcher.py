@@ -52,13 +52,7 @@ class CannotBeWarmError(Exception):
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Start a warm process, and become the SuperNode.
-
-    Parameters
-    ----------
-    arguments : Sequence[str] | None (default: None)
-        The arguments of ``flower-supernode``; by default those of this process.
-    """
+    """Start a warm process, and become the SuperNode with these arguments, or the process's."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     environment = dict(os.environ)
     supernode = shutil.which(SUPERNODE, path=environment.get("PATH"))
@@ -142,14 +136,7 @@ def make_folder() -> Path:
 def start_keeper(python: Sequence[str], folder: Path, environment: Mapping[str, str]) -> int:
     """Start the warm process, and return the end of its lifeline: it ends when that closes.
 
-    Parameters
-    ----------
-    python : Sequence[str]
-        The interpreter, with its options.
-    folder : Path
-        The node's folder, with the settings.
-    environment : Mapping[str, str]
-        The environment variables.
+    `python` is the interpreter with its options; the node's folder has the settings.
     """
     lifeline, held = os.pipe()
     (folder / STATE).write_text(STARTING, encoding="utf-8")

@@ -37,13 +37,7 @@ class Preloaded(MetaPathFinder, Loader):
         self._together.setdefault(name.partition(".")[0], set()).update(new)
 
     def hide(self, known: Iterable[str]) -> None:
-        """Take away all modules but those of known names; the libraries are given out again.
-
-        Parameters
-        ----------
-        known : Iterable[str]
-            The first parts of the names of modules that stay.
-        """
+        """Take away all but modules of known top-level names; libraries are given out again."""
         stay = set(known) | {"__main__", "__mp_main__"}
         libraries = set().union(*self._together.values())
         for name in list(sys.modules):

@@ -19,21 +19,11 @@ PRELOAD_VARIABLE = "FEDPSA_NODE_PRELOAD"
 
 @dataclass(frozen=True)
 class NodeSettings:
-    """The settings of a warm process.
+    """The settings of a warm process."""
 
-    Attributes
-    ----------
-    script : str
-        The ordinary ``flwr-clientapp``.
-    own_module : str
-        What that imports itself before an app.
-    preload : list[str] | None
-        The libraries to import before the first message; None for the usual ones.
-    """
-
-    script: str
-    own_module: str
-    preload: list[str] | None
+    script: str  # the ordinary `flwr-clientapp`
+    own_module: str  # what that imports itself before an app
+    preload: list[str] | None  # libraries to import before the first message; None: the usual ones
 
     def write(self, folder: Path) -> None:
         """Save the settings."""

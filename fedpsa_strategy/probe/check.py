@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedpsa_strategy.probe.calibration import Calibration
-
-LossFn = Callable[[Tensor, Tensor], Tensor]
+from fedpsa_strategy.probe.per_sample import LossFn
+from fedpsa_strategy.probe.sensitivity import evaluation
 
 # As many samples as it takes to see a loss that mixes them. Of token ids all: any may be too large.
 _FEW = 3
@@ -25,16 +25,8 @@ def check_fit(
 ) -> None:
     """Pass some of the calibration batch through model and loss, which both stay as they are.
 
-    Parameters
-    ----------
-    model : nn.Module
-        The model to be trained.
-    calibration : Calibration
-        The batch.
-    loss_fn : Callable[[Tensor, Tensor], Tensor] | None
-        Per-sample loss; None is cross-entropy.
-    recipe : Mapping[str, Any] | None
-        The arguments of `Calibration.gaussian`, if it drew the batch.
+    The loss is per sample, None is cross-entropy; `recipe` are the arguments of
+    `Calibration.gaussian`, if it drew the batch.
 
     Raises
     ------
@@ -87,16 +79,12 @@ def _outputs(model: nn.Module, inputs: Tensor, recipe: Mapping[str, Any] | None)
         for module in model.modules()
         for name, buffer in module.named_buffers(recurse=False)
     ]
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with evaluation(model), torch.no_grad(), torch.random.fork_rng(devices=[]):
             outputs = model(inputs)
     except Exception as error:  # anything may come out of a user's forward pass
         raise ValueError(_inputs_text(inputs, recipe, entered, error)) from error
     finally:
-        for module, mode in modes:
-            module.training = mode
         for hook in hooks:
             hook.remove()
         for module, name, buffer, values in buffers:  # some models write into them even now

@@ -20,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedpsa_strategy.probe.layer_moments import Moments, added, chunk_size
 
-LossFunction = Callable[[Any, Tensor], Tensor]
+LossFn = Callable[[Any, Tensor], Tensor]
 """Maps (outputs, targets) to losses whose first dimension runs over the samples."""
 
 Batch = tuple[Tensor, Tensor]
@@ -43,7 +43,7 @@ _LONGEST_REASON = 160
 
 
 def losses_of(
-    model: Callable[[Tensor], Any], loss_fn: LossFunction, inputs: Tensor, targets: Tensor
+    model: Callable[[Tensor], Any], loss_fn: LossFn, inputs: Tensor, targets: Tensor
 ) -> Tensor:
     """Return one loss per sample, the mean of its own losses where it has several."""
     losses = loss_fn(model(inputs), targets)
@@ -56,7 +56,7 @@ def losses_of(
 
 
 def moments_of_any_model(
-    model: nn.Module, loss_fn: LossFunction, batch: Batch, memory_limit: int
+    model: nn.Module, loss_fn: LossFn, batch: Batch, memory_limit: int
 ) -> dict[nn.Parameter, Moments]:
     """Return the moments, vectorised if the model can be, else with a warning one by one."""
     obstacle = _OBSTACLES.get(model)
@@ -75,7 +75,7 @@ def moments_of_any_model(
 
 
 def vectorised(
-    model: nn.Module, loss_fn: LossFunction, batch: Batch, memory_limit: int
+    model: nn.Module, loss_fn: LossFn, batch: Batch, memory_limit: int
 ) -> dict[nn.Parameter, Moments]:
     """Per-sample gradients of all parameters at once, from a vectorised `grad`."""
     parameters = [p for p in model.parameters() if p.requires_grad]
@@ -109,9 +109,7 @@ def vectorised(
     return total
 
 
-def one_by_one(
-    model: nn.Module, loss_fn: LossFunction, batch: Batch
-) -> dict[nn.Parameter, Moments]:
+def one_by_one(model: nn.Module, loss_fn: LossFn, batch: Batch) -> dict[nn.Parameter, Moments]:
     """Take a forward and a backward pass for each sample, as the definition says."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     total: dict[nn.Parameter, Moments] = {}

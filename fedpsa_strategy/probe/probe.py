@@ -6,17 +6,17 @@ it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord
-from torch import Tensor, nn
+from flwr.app import ArrayRecord, ConfigRecord
+from torch import nn
 
 from fedpsa_strategy.probe.calibration import Calibration, fingerprint
 from fedpsa_strategy.probe.check import check_fit, check_parameters, placed_like
+from fedpsa_strategy.probe.per_sample import LossFn
 from fedpsa_strategy.probe.sensitivity import num_trainable, sensitivity, trainable_vector
 from fedpsa_strategy.probe.sketch import Sketch
 from fedpsa_strategy.probe.state_dicts import (
@@ -26,8 +26,8 @@ from fedpsa_strategy.probe.state_dicts import (
     part_of,
 )
 from fedpsa_strategy.wire.contract import trainable_keys
+from fedpsa_strategy.wire.layout import record_of
 
-LossFn = Callable[[Tensor, Tensor], Tensor]
 SIGNALS = ("sensitivity", "parameters")
 
 
@@ -196,12 +196,8 @@ class Probe:
 
     def arrays(self) -> ArrayRecord:
         """Return the calibration batch, for the transport "arrays"."""
-        return ArrayRecord(
-            {
-                "inputs": Array(np.ascontiguousarray(self.calibration.inputs)),
-                "targets": Array(np.ascontiguousarray(self.calibration.targets)),
-            }
-        )
+        batch = self.calibration
+        return record_of([("inputs", batch.inputs), ("targets", batch.targets)])
 
     @classmethod
     def from_config(

@@ -15,7 +15,7 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.nn import functional
 
 from fedpsa_strategy.probe.layer_moments import LAYERS, Moments
-from fedpsa_strategy.probe.per_sample import LossFunction, losses_of, moments_of_any_model
+from fedpsa_strategy.probe.per_sample import LossFn, losses_of, moments_of_any_model
 
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
@@ -38,7 +38,7 @@ def sensitivity(
     model: nn.Module,
     inputs: Tensor,
     targets: Tensor,
-    loss_fn: LossFunction | None = None,
+    loss_fn: LossFn | None = None,
     *,
     memory_limit: int = 64 * 2**20,
 ) -> Tensor:
@@ -80,7 +80,7 @@ def sensitivity(
         If the batch is empty, inputs and targets differ in length, or `loss_fn` does not return
         one loss per sample.
     """
-    moments = gradient_moments(model, inputs, targets, loss_fn, memory_limit=memory_limit)
+    moments = _gradient_moments(model, inputs, targets, loss_fn, memory_limit)
     parameters = [p for p in model.parameters() if p.requires_grad]
     if not parameters:
         return torch.zeros(0, device=inputs.device)
@@ -96,23 +96,10 @@ def sensitivity(
     return result
 
 
-def gradient_moments(
-    model: nn.Module,
-    inputs: Tensor,
-    targets: Tensor,
-    loss_fn: LossFunction | None = None,
-    *,
-    memory_limit: int = 64 * 2**20,
+def _gradient_moments(
+    model: nn.Module, inputs: Tensor, targets: Tensor, loss_fn: LossFn | None, memory_limit: int
 ) -> dict[nn.Parameter, Moments]:
-    """Return the first two moments of every trainable parameter's per-sample gradients.
-
-    Parameters on which the loss does not depend are left out.
-
-    Parameters
-    ----------
-    model, inputs, targets, loss_fn, memory_limit
-        See `sensitivity`.
-    """
+    """Return moments of the per-sample gradients of all parameters on which the loss depends."""
     if len(inputs) == 0 or len(targets) != len(inputs):
         raise ValueError(
             "inputs and targets must have the same number of samples, at least 1, "
@@ -125,7 +112,7 @@ def gradient_moments(
     batch = inputs.detach().to(device, copy=True), targets.detach().to(device, copy=True)
     loss_fn = loss_fn or partial(functional.cross_entropy, reduction="none")
     cuda = [device] if device.type == "cuda" else []
-    with _evaluation(model), torch.enable_grad(), torch.random.fork_rng(devices=cuda):
+    with evaluation(model), torch.enable_grad(), torch.random.fork_rng(devices=cuda):
         moments = _moments_from_hooks(model, loss_fn, batch, memory_limit)
         if moments is None:
             moments = moments_of_any_model(model, loss_fn, batch, memory_limit)
@@ -138,24 +125,13 @@ def num_trainable(model: nn.Module) -> int:
 
 
 def trainable_vector(model: nn.Module) -> Tensor:
-    """Return the trainable parameters θ as one detached vector, in the order of `sensitivity`.
-
-    Parameters
-    ----------
-    model : nn.Module
-        The model.
-
-    Returns
-    -------
-    Tensor of shape (d,)
-        A copy of the parameters.
-    """
+    """Return a copy of the trainable parameters θ as one vector, in the order of `sensitivity`."""
     parts = [p.detach().flatten() for p in model.parameters() if p.requires_grad]
     return torch.cat(parts) if parts else torch.zeros(0)
 
 
 @contextmanager
-def _evaluation(model: nn.Module) -> Iterator[None]:
+def evaluation(model: nn.Module) -> Iterator[None]:
     """Put every module in eval mode, then each one back into its own mode."""
     flags = [(module, module.training) for module in model.modules()]
     try:
@@ -168,7 +144,7 @@ def _evaluation(model: nn.Module) -> Iterator[None]:
 
 
 def _moments_from_hooks(
-    model: nn.Module, loss_fn: LossFunction, batch: tuple[Tensor, Tensor], memory_limit: int
+    model: nn.Module, loss_fn: LossFn, batch: tuple[Tensor, Tensor], memory_limit: int
 ) -> dict[nn.Parameter, Moments] | None:
     """Gradients from layer inputs and output gradients, or None if that could be wrong."""
     owners = _owners(model)

@@ -278,19 +278,7 @@ def _fold(terms: Any) -> Any:
 def check_integer(name: str, value: int, lowest: int, highest: int) -> int:
     """Return an argument as a plain int, or raise a ValueError that names it.
 
-    Parameters
-    ----------
-    name : str
-        Name of the argument.
-    value : int
-        Its value; NumPy's integers count, booleans do not.
-    lowest, highest : int
-        The range allowed, both ends included.
-
-    Returns
-    -------
-    int
-        The value.
+    NumPy's integers count, booleans do not; both ends are included.
     """
     if not isinstance(value, Integral) or isinstance(value, bool):
         raise ValueError(f"{name} must be an integer, not {value!r}")

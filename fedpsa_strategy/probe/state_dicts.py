@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedpsa_strategy.wire.contract import trainable_keys
-from fedpsa_strategy.wire.layout import read_array, write_array
+from fedpsa_strategy.wire.layout import read_array, record_of
 
 StateFn = Callable[[nn.Module], Mapping[str, Tensor]]
 """Returns the tensors of a model that travel, under any names; they are the model's own memory, as
@@ -31,21 +31,11 @@ _hashes: WeakKeyDictionary[nn.Module, tuple[list[Any], str]] = WeakKeyDictionary
 
 @dataclass(frozen=True)
 class Part:
-    """What of a model travels.
+    """What of a model travels."""
 
-    Attributes
-    ----------
-    tensors : dict[str, Tensor]
-        The model's own tensors, by the names under which they travel.
-    trainable : set[str]
-        Those names whose tensors are trained.
-    rest : dict[str, Tensor]
-        The others, by their names in the state dict.
-    """
-
-    tensors: dict[str, Tensor]
-    trainable: set[str]
-    rest: dict[str, Tensor]
+    tensors: dict[str, Tensor]  # the model's own, by the names under which they travel
+    trainable: set[str]  # those names whose tensors are trained
+    rest: dict[str, Tensor]  # the others, by their names in the state dict
 
 
 def part_of(
@@ -53,15 +43,8 @@ def part_of(
 ) -> Part:
     """Return what of a model travels.
 
-    Parameters
-    ----------
-    model : nn.Module
-        The model.
-    keys : Iterable[str] | None (default: None)
-        The names of the arrays in a message. None: all but frozen parameters, or all that
-        `state_fn` returns.
-    state_fn : StateFn | None (default: None)
-        Chooses and names what travels; None is the state dict.
+    These are the arrays called `keys`; for None all but frozen parameters, or all that `state_fn`
+    returns.
 
     Raises
     ------
@@ -105,10 +88,8 @@ def arrays_of(model: nn.Module, state_fn: StateFn | None = None) -> ArrayRecord:
     state_fn : Callable[[nn.Module], Mapping[str, Tensor]] (default: None)
         Chooses and names what travels instead, for example `peft.get_peft_model_state_dict`.
     """
-    record = ArrayRecord()  # one that is made from a dict makes every array again
-    for name, tensor in part_of(model, None, state_fn).tensors.items():
-        record[name] = write_array(as_array(tensor))
-    return record
+    tensors = part_of(model, None, state_fn).tensors
+    return record_of((name, as_array(tensor)) for name, tensor in tensors.items())
 
 
 def load_arrays(model: nn.Module, arrays: ArrayRecord, state_fn: StateFn | None = None) -> None:

@@ -58,12 +58,8 @@ def checksum(arrays: Mapping[str, Any]) -> int:
 def mark(seconds: float | None = None, arrays: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return the content of a reply's mark.
 
-    Parameters
-    ----------
-    seconds : float (default: None)
-        How long the sketch took, if there is one.
-    arrays : Mapping[str, Array] (default: None)
-        The Δ, whose checksum shows whether it is changed on the way out.
+    With `seconds`, how long the sketch took, and of the arrays of Δ a checksum, which shows whether
+    it is changed on the way out.
     """
     found: dict[str, Any] = {"arrays": DELTA}
     if seconds is not None:

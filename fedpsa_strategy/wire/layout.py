@@ -156,14 +156,8 @@ class Layout:
     ) -> tuple[Vector, States]:
         """Return an update's vector Δ and the states of the model it was made from.
 
-        Parameters
-        ----------
-        deltas : Mapping[str, Array]
-            Δ of the trainable arrays.
-        states : Mapping[str, Array]
-            The values of all others.
-        update_dtype : str (default: "float32")
-            In which format Δ travelled; "float32" means in the model's own dtypes.
+        `deltas` is Δ of the trainable arrays, in the format `update_dtype` ("float32" means the
+        model's own dtypes); `states` are the values of all others.
 
         Raises
         ------
@@ -213,6 +207,14 @@ def write_array(values: NDArray[Any]) -> Array:
     form = _form(values.dtype, values.shape)
     data = b"".join((form.header, np.ascontiguousarray(values).data))
     return Array(dtype=form.dtype_name, shape=values.shape, stype=_NUMPY, data=data)
+
+
+def record_of(arrays: Iterable[tuple[str, NDArray[Any]]]) -> ArrayRecord:
+    """Return a record of arrays and their keys."""
+    record = ArrayRecord()  # one that is made from a dict makes every array again
+    for key, values in arrays:
+        record[key] = write_array(values)
+    return record
 
 
 class _Form(NamedTuple):

@@ -36,18 +36,9 @@ def packed_size(count: int, bits: int) -> int:
 
 
 def pack(values: NDArray[Any], bits: int, seed: int) -> NDArray[np.uint8]:
-    """Return the numbers of an array, rounded.
+    """Return the floats of an array in 8 or 4 bits; the seed decides how each one is rounded.
 
     A block that holds NaN, or numbers beyond float32, gets a scale that is not finite.
-
-    Parameters
-    ----------
-    values : NDArray
-        Floats.
-    bits : int
-        8 or 4.
-    seed : int
-        Decides how each number is rounded.
     """
     flat = np.ascontiguousarray(values).reshape(-1)
     highest = _highest(bits)

@@ -56,18 +56,9 @@ def read_train_reply(
     weight_key: str = "num-examples",
     update_dtype: str = "float32",
 ) -> TrainReply:
-    """Return the update in a reply.
+    """Return the update in a reply: Δ, or the whole trained model minus its `start`.
 
-    Parameters
-    ----------
-    reply : Message
-        Carries Δ, or the whole trained model (see `fedpsa_strategy.wire.contract`).
-    layout : Layout
-        How the model lies in a vector.
-    start : tuple[Vector, States]
-        The model that the client was given.
-    arrays_key, weight_key, update_dtype : str
-        See `AsyncStrategy`.
+    See `fedpsa_strategy.wire.contract` for the two forms, `AsyncStrategy` for the keys.
 
     Raises
     ------

@@ -20,21 +20,10 @@ _FARTHEST = 1e6
 
 
 def combine_states(old: States, uploads: Sequence[States], weights: Sequence[float]) -> States:
-    """Return the states of a new version.
+    """Return the states of a new version: floats combined, integers of the newest upload.
 
-    Parameters
-    ----------
-    old : States
-        Those of the version before.
-    uploads : Sequence[States]
-        Those of the accepted uploads, the newest last.
-    weights : Sequence[float]
-        Non-negative weights of the last uploads; the old version has what is missing to 1.
-
-    Returns
-    -------
-    States
-        Floats combined, integers of the newest upload.
+    `uploads` are those of the accepted uploads, the newest last, `weights` the non-negative weights
+    of the last of them; the old version has what is missing to 1.
     """
     members = [old, *uploads[len(uploads) - len(weights) :]]
     shares = [max(0.0, 1.0 - math.fsum(weights)), *weights]
@@ -58,14 +47,7 @@ def combine_states(old: States, uploads: Sequence[States], weights: Sequence[flo
 
 
 def check_states(states: States, start: States) -> None:
-    """Refuse states that no honest client could hold.
-
-    Parameters
-    ----------
-    states : States
-        What a client sent.
-    start : States
-        What it was given.
+    """Refuse states that no honest client could hold, which was given `start`.
 
     Raises
     ------
