@@ -52,10 +52,7 @@ class AREARule(RememberingRule):
         self.buffered = 0
         weights = [1 / max(number, size)] * size
         self.state_weights = weights
-        self.version_report = {
-            "weights": weights,
-            "effective_number": float(size),
-        }
+        self.version_report = {"weights": weights, "effective_number": float(size)}
         return self.model
 
 

@@ -274,6 +274,12 @@ class Rule(ABC):
         self.report = {}
         self.version_report = {}
 
+    def take_step(self, weights: Sequence[float], deltas: Sequence[Vector]) -> Vector:
+        """Return the new model, the old one plus Σ weight_i Δ_i, and report the weights."""
+        self.model = weighted_step(self.model, weights, deltas)
+        self.version_report = {"weights": weights, "effective_number": effective_number(weights)}
+        return self.model
+
     def start_for(self, client: int) -> Vector:  # noqa: ARG002
         """Return what a client starts from; the current model itself, unless overridden."""
         return self.model

@@ -57,10 +57,7 @@ class CA2FLRule(RememberingRule):
         self.buffered = 0
         self.state_weights = [1 / size] * size
         weights = [self.settings.server_lr / size] * size
-        self.version_report = {
-            "weights": weights,
-            "effective_number": float(size),
-        }
+        self.version_report = {"weights": weights, "effective_number": float(size)}
         return self.model
 
 

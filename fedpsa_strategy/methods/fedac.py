@@ -22,10 +22,8 @@ from fedpsa_strategy.methods.base import (
     Update,
     Vector,
     cosine_of,
-    effective_number,
     normalised,
     setting,
-    weighted_step,
 )
 
 
@@ -50,10 +48,8 @@ class FedACRule(Rule):
         deltas, shares = zip(*self.buffer, strict=True)
         self.state_weights = normalised(shares)
         weights = [self.settings.server_lr * share for share in self.state_weights]
-        self.model = weighted_step(self.model, weights, deltas)
         self.buffer.clear()
-        self.version_report = {"weights": weights, "effective_number": effective_number(weights)}
-        return self.model
+        return self.take_step(weights, deltas)
 
 
 @dataclass(frozen=True)

@@ -12,15 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedpsa_strategy.methods.base import (
-    Method,
-    Row,
-    Rule,
-    Update,
-    Vector,
-    effective_number,
-    weighted_step,
-)
+from fedpsa_strategy.methods.base import Method, Row, Rule, Update, Vector
 
 
 class FedAvgRule(Rule):
@@ -42,15 +34,9 @@ class FedAvgRule(Rule):
             return None
         deltas, sizes = zip(*self.round, strict=True)
         total = sum(sizes)
-        weights = [size / total for size in sizes]
-        self.model = weighted_step(self.model, weights, deltas)
-        self.state_weights = weights
+        self.state_weights = weights = [size / total for size in sizes]
         self.round.clear()
-        self.version_report = {
-            "weights": weights,
-            "effective_number": effective_number(weights),
-        }
-        return self.model
+        return self.take_step(weights, deltas)
 
 
 @dataclass(frozen=True)

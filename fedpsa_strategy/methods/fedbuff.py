@@ -20,10 +20,8 @@ from fedpsa_strategy.methods.base import (
     Update,
     Variant,
     Vector,
-    effective_number,
     normalised,
     setting,
-    weighted_step,
 )
 
 
@@ -48,14 +46,9 @@ class FedBuffRule(Rule):
 
         deltas, factors = zip(*self.buffer, strict=True)
         weights = [self.settings.server_lr * factor / size for factor in factors]
-        self.model = weighted_step(self.model, weights, deltas)
         self.state_weights = normalised(weights)
         self.buffer.clear()
-        self.version_report = {
-            "weights": weights,
-            "effective_number": effective_number(weights),
-        }
-        return self.model
+        return self.take_step(weights, deltas)
 
 
 @dataclass(frozen=True)

@@ -104,10 +104,7 @@ class FedPACRule(Rule):
         self.model = weighted_step(np.zeros_like(self.model), weights, models)
         self.round = []
         self.state_weights = weights
-        self.version_report = {
-            "weights": weights,
-            "effective_number": effective_number(weights),
-        }
+        self.version_report = {"weights": weights, "effective_number": effective_number(weights)}
         return self.model
 
     def _combine_heads(self) -> None:

@@ -29,9 +29,7 @@ from fedpsa_strategy.methods.base import (
     SketchedRule,
     Update,
     Vector,
-    effective_number,
     setting,
-    weighted_step,
 )
 from fedpsa_strategy.methods.thermometer import Thermometer
 
@@ -59,17 +57,12 @@ class FedPSARule(SketchedRule):
             return None
 
         deltas, kappas = zip(*self.buffer, strict=True)
-        weights = softmax(kappas, temperature)
-        self.model = weighted_step(self.model, weights, deltas)
-        self.state_weights = weights
+        self.state_weights = weights = softmax(kappas, temperature)
         self.buffer.clear()
-        self.version_report = {
-            "temperature": temperature,
-            "kappas": list(kappas),
-            "weights": weights,
-            "effective_number": effective_number(weights),
-        }
-        return self.model
+        model = self.take_step(weights, deltas)
+        own = {"temperature": temperature, "kappas": list(kappas)}
+        self.version_report = own | self.version_report
+        return model
 
 
 @dataclass(frozen=True)

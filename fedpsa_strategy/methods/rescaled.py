@@ -17,17 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedpsa_strategy.methods.base import (
-    Buffered,
-    Row,
-    Rule,
-    Update,
-    Vector,
-    effective_number,
-    normalised,
-    setting,
-    weighted_step,
-)
+from fedpsa_strategy.methods.base import Buffered, Row, Rule, Update, Vector, normalised, setting
 
 
 class RescaledRule(Rule):
@@ -54,11 +44,9 @@ class RescaledRule(Rule):
         size, rate = len(times), self.settings.server_lr
         # Replies that take no time at all are alike.
         weights = [rate / size * (time / mean if mean > 0 else 1.0) for time in times]
-        self.model = weighted_step(self.model, weights, deltas)
         self.state_weights = normalised(weights) if sum(weights) > 0 else None
         self.buffer.clear()
-        self.version_report = {"weights": weights, "effective_number": effective_number(weights)}
-        return self.model
+        return self.take_step(weights, deltas)
 
 
 @dataclass(frozen=True)
