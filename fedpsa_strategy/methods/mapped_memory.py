@@ -14,17 +14,8 @@ from fedpsa_strategy.methods.base import Vector
 class MappedMemory(MutableMapping[int, Vector]):
     """A mapping from client to vector, in a memory-mapped file instead of memory.
 
-    The file grows with the largest client index; on most file systems clients never seen cost
-    nothing.
-
-    Parameters
-    ----------
-    path : Path
-        The file; an existing one is overwritten.
-    size : int
-        Length of the vectors.
-    dtype : type (default: numpy.float32)
-        Their type.
+    The file, which is overwritten if it exists, grows with the largest client index; on most file
+    systems clients never seen cost nothing. All vectors have the same size and dtype.
     """
 
     def __init__(self, path: Path, size: int, dtype: Any = np.float32) -> None:

@@ -120,7 +120,7 @@ class Calibration:
     def tensors(
         self, device: str = "cpu", dtype: torch.dtype | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return inputs and targets as torch tensors.
+        """Return copies of inputs and targets, the same for every call: not to be written to.
 
         Parameters
         ----------
@@ -128,11 +128,6 @@ class Calibration:
             Where to put them.
         dtype : torch.dtype (default: None)
             Number format of what is floating-point; None is float32.
-
-        Returns
-        -------
-        tuple of two tensors
-            Copies of inputs and targets, the same ones for every call: not to be written to.
         """
         import torch
 
@@ -176,20 +171,7 @@ class Calibration:
 
 
 def fingerprint(sketch: Sketch, calibration: Calibration) -> str:
-    """Return one hash of R and D_b: nodes of the same hash make comparable sketches.
-
-    Parameters
-    ----------
-    sketch : Sketch
-        The projection R.
-    calibration : Calibration
-        The batch D_b.
-
-    Returns
-    -------
-    str
-        32 hex digits.
-    """
+    """Return one hash of R and D_b, 32 hex digits: equal on nodes whose sketches are comparable."""
     both = f"{sketch.fingerprint} {calibration.fingerprint}".encode()
     return hashlib.blake2b(both, digest_size=16).hexdigest()
 

@@ -258,21 +258,11 @@ class Probe:
 
 @dataclass
 class ServerSketch:
-    """Sketches the arrays of a global model; `FedPSA` takes from it what clients have to know.
-
-    Parameters
-    ----------
-    probe : Probe
-        Makes the sketch.
-    model : nn.Module
-        Workspace: the arrays are loaded into it.
-    state_fn : Callable[[nn.Module], Mapping[str, Tensor]] (default: None)
-        Chooses and names the arrays that travel: see `arrays_of`.
-    """
+    """Sketches the arrays of a global model; `FedPSA` takes from it what clients have to know."""
 
     probe: Probe
-    model: nn.Module
-    state_fn: StateFn | None = None
+    model: nn.Module  # the workspace into which arrays are loaded
+    state_fn: StateFn | None = None  # see `arrays_of`
 
     def __call__(self, arrays: ArrayRecord) -> list[float]:
         """Return the sketch of these arrays."""

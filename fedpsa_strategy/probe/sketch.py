@@ -111,17 +111,9 @@ class Sketch:
             return product(values) * (1 / math.sqrt(self.dim))
 
     def columns(self, start: int, stop: int) -> NDArray[np.float64]:
-        """Return `R[:, start:stop]`, for inspection: the sketch itself never forms it.
+        """Return `R[:, start:stop]`, the factor 1/√k included.
 
-        Parameters
-        ----------
-        start, stop : int
-            Range of columns, `0 <= start <= stop <= size`.
-
-        Returns
-        -------
-        array of float64, shape (dim, stop - start)
-            The entries, the factor 1/√k included.
+        For inspection: the sketch itself never forms it.
         """
         stop = check_integer("stop", stop, 0, self.size)
         start = check_integer("start", start, 0, stop)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from fedpsa_strategy.server.events import (
     Dispatched,
@@ -86,57 +87,51 @@ class PrometheusMetrics(Tracker):
 
         # A registry of its own: the metrics of a process that holds several runs do not mix.
         own = CollectorRegistry()
-        info = Gauge("fedpsa_run_info", "What runs", ("run", "strategy", "data"), registry=own)
+        counter, gauge = partial(Counter, registry=own), partial(Gauge, registry=own)
+        histogram = partial(Histogram, registry=own)
+        info = gauge("fedpsa_run_info", "What runs", ("run", "strategy", "data"))
         info.labels(run, strategy, data).set(1)
-        self._uploads = Counter("fedpsa_uploads", "Accepted updates", registry=own)
-        self._rejected = Counter("fedpsa_rejected", "Refused replies", ["reason"], registry=own)
-        self._quarantines = Counter(
-            "fedpsa_quarantines", "Nodes left out for a while", registry=own
+        self._uploads = counter("fedpsa_uploads", "Accepted updates")
+        self._rejected = counter("fedpsa_rejected", "Refused replies", ["reason"])
+        self._quarantines = counter("fedpsa_quarantines", "Nodes left out for a while")
+        self._overdue = counter(
+            "fedpsa_overdue", "Tasks that took too long and gave their slot away"
         )
-        self._overdue = Counter(
-            "fedpsa_overdue", "Tasks that took too long and gave their slot away", registry=own
+        self._received = counter("fedpsa_received_bytes", "Updates received")
+        self._sent = counter("fedpsa_sent_bytes", "Models sent")
+        self._version = gauge("fedpsa_version", "Version of the global model")
+        self._running = gauge("fedpsa_running", "1 while the run lasts")
+        self._begun = gauge("fedpsa_start_timestamp_seconds", "When this process took up the run")
+        self._last_upload = gauge(
+            "fedpsa_last_upload_timestamp_seconds", "When the last update came"
         )
-        self._received = Counter("fedpsa_received_bytes", "Updates received", registry=own)
-        self._sent = Counter("fedpsa_sent_bytes", "Models sent", registry=own)
-        self._version = Gauge("fedpsa_version", "Version of the global model", registry=own)
-        self._running = Gauge("fedpsa_running", "1 while the run lasts", registry=own)
-        self._begun = Gauge(
-            "fedpsa_start_timestamp_seconds", "When this process took up the run", registry=own
-        )
-        self._last_upload = Gauge(
-            "fedpsa_last_upload_timestamp_seconds", "When the last update came", registry=own
-        )
-        self._nodes = Gauge("fedpsa_nodes", "Nodes that take part", registry=own)
-        self._busy_nodes = Gauge("fedpsa_busy_nodes", "Nodes that have a task", registry=own)
+        self._nodes = gauge("fedpsa_nodes", "Nodes that take part")
+        self._busy_nodes = gauge("fedpsa_busy_nodes", "Nodes that have a task")
         self._spread = {
-            "staleness": Histogram(
-                "fedpsa_staleness", "Versions behind, of updates", buckets=_STALENESS, registry=own
+            "staleness": histogram(
+                "fedpsa_staleness", "Versions behind, of updates", buckets=_STALENESS
             ),
-            "kappa": Histogram(
-                "fedpsa_kappa", "Cosine of the sketches of client and server, of updates",
-                buckets=_KAPPA, registry=own,
+            "kappa": histogram(
+                "fedpsa_kappa",
+                "Cosine of the sketches of client and server, of updates",
+                buckets=_KAPPA,
             ),
-        }  # fmt: skip
+        }
         # A histogram with negative values has no sum, from which the mean could be taken.
-        self._mean_kappa = Gauge("fedpsa_kappa_mean", "Mean of the last updates", registry=own)
+        self._mean_kappa = gauge("fedpsa_kappa_mean", "Mean of the last updates")
         self._mean_kappa.set(float("nan"))
         self._newest = {
-            "temperature": Gauge(
-                "fedpsa_temperature", "Temperature of the weights; NaN before there is one",
-                registry=own,
+            "temperature": gauge(
+                "fedpsa_temperature", "Temperature of the weights; NaN before there is one"
             ),
-            "effective_number": Gauge(
-                "fedpsa_effective_number", "Updates that count in the last buffer", registry=own
+            "effective_number": gauge(
+                "fedpsa_effective_number", "Updates that count in the last buffer"
             ),
-        }  # fmt: skip
+        }
         self._newest["temperature"].set(float("nan"))
-        self._seconds = Histogram(
-            "fedpsa_client_seconds", "Seconds that clients spent on an update",
-            ["part"], buckets=_SECONDS, registry=own,
-        )  # fmt: skip
-        self._metrics = Gauge(
-            "fedpsa_evaluation", "Newest evaluation", ["where", "metric"], registry=own
-        )
+        what = "Seconds that clients spent on an update"
+        self._seconds = histogram("fedpsa_client_seconds", what, ["part"], buckets=_SECONDS)
+        self._metrics = gauge("fedpsa_evaluation", "Newest evaluation", ["where", "metric"])
         try:
             self._server, self._thread = start_http_server(
                 int(port), addr=host.strip("[]"), registry=own

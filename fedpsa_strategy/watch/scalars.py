@@ -45,13 +45,7 @@ def finite(value: Any) -> float | None:
 
 
 class Scalars:
-    """Turns each event into the numbers that TensorBoard, MLflow and W&B draw.
-
-    Parameters
-    ----------
-    monotonic : Callable[[], float] (default: time.monotonic)
-        Real time, for uploads per second.
-    """
+    """Turns each event into the numbers that TensorBoard, MLflow and W&B draw."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic

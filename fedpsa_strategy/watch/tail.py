@@ -13,10 +13,7 @@ _REMEMBERED = 64
 class Tail:
     """Gives the lines that a log gained, and notices when it is another one than before.
 
-    Parameters
-    ----------
-    path : Path
-        The file that is written to; it need not exist yet.
+    The file that is written to need not exist yet.
     """
 
     def __init__(self, path: Path) -> None:

@@ -26,15 +26,7 @@ class NoRunError(ValueError):
 
 
 class Run:
-    """A run's folder, read as it grows.
-
-    Parameters
-    ----------
-    path : Path
-        The folder.
-    now : Callable[[], float] (default: time.time)
-        Real time, to tell a silent run.
-    """
+    """A run's folder, read as it grows; `now` is real time, to tell a silent run."""
 
     def __init__(self, path: Path, now: Callable[[], float] = time.time) -> None:
         self.path = path
@@ -118,12 +110,9 @@ class Run:
 
 
 class Library:
-    """All runs in some folders, looked for every time: runs appear while the page is open.
+    """All runs in some folders, which are runs or hold runs.
 
-    Parameters
-    ----------
-    folders : Sequence[Path]
-        Runs, or folders of runs.
+    They are looked for every time: runs appear while the page is open.
     """
 
     def __init__(self, folders: Sequence[Path]) -> None:

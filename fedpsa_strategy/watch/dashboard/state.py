@@ -85,24 +85,12 @@ class Client:
 
 
 class PageState:
-    """Takes the lines of `events.jsonl` and answers what the page shows.
-
-    Attributes
-    ----------
-    run : RunState
-        The numbers, which the status line of a run shows too.
-    clients : dict[int, Client]
-        Who is at work.
-    series : dict[str, Series]
-        Curves.
-    damaged : int
-        Lines that are no events.
-    """
+    """Takes the lines of `events.jsonl` and answers what the page shows."""
 
     def __init__(self) -> None:
-        self.run = RunState()
-        self.damaged = 0
-        self.series: dict[str, Series] = {}
+        self.run = RunState()  # the numbers, which the status line of a run shows too
+        self.damaged = 0  # lines that are no events
+        self.series: dict[str, Series] = {}  # curves
         self.clients: dict[int, Client] = {}
         self._interrupted: dict[int, tuple[float, int] | None] = {}  # tasks before the last start
         self._staleness: Counter[int] = Counter()
