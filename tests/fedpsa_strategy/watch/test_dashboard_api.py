@@ -9,11 +9,12 @@ import sys
 import httpx
 import pytest
 
-from fedpsa_strategy.server.events import Evaluated, Rejected, RunStarted, Uploaded
+from fedpsa_strategy.server.events import Evaluated, Rejected
 from fedpsa_strategy.watch.dashboard import __main__ as command
 from fedpsa_strategy.watch.dashboard.app import is_loopback, make_app
 from fedpsa_strategy.watch.dashboard.library import Library
 from fedpsa_strategy.watch.event_log import EventLog
+from support.events import started, uploaded
 
 
 @pytest.fixture
@@ -21,20 +22,8 @@ def run(tmp_path):
     path = tmp_path / "runs" / "first"
     path.mkdir(parents=True)
     with EventLog(path / "events.jsonl") as log:
-        log(RunStarted(time=0, num_clients=2, max_in_flight=1, num_parameters=5, version=0))
-        log(
-            Uploaded(
-                time=1.0,
-                sequence=0,
-                client=0,
-                node_id=2**64 - 1,
-                version=0,
-                staleness=0,
-                num_examples=1,
-                squared_norm=1.0,
-                num_bytes=7,
-            )
-        )
+        log(started())
+        log(uploaded(1.0, num_bytes=7))
         metrics = {"accuracy": 0.5, "loss": 1.0}
         log(Evaluated(time=2.0, version=1, uploads=1, where="server", metrics=metrics))
     return path

@@ -24,12 +24,11 @@ from fedpsa_strategy.server.events import (
     NodeJoined,
     Quarantined,
     Rejected,
-    RunStarted,
-    Uploaded,
     Waiting,
 )
 from fedpsa_strategy.watch.event_log import EventLog
 from fedpsa_strategy.watch.run_log import RunLog
+from support.events import started, uploaded
 
 ROOT = Path(__file__).parents[3]
 CHROMIUM = next(
@@ -199,9 +198,7 @@ class Writer:
                         time=0, node_id=FIRST_NODE + i, client=i, partition=i, num_examples=1
                     )
                 )
-            self.log(
-                RunStarted(time=0.0, num_clients=6, max_in_flight=2, num_parameters=1234, version=0)
-            )
+            self.log(started(num_clients=6, num_parameters=1234))
 
     def write_version(self, accuracy):
         time = 8640.0 * (self.version + 1)
@@ -211,12 +208,10 @@ class Writer:
             self.log(Dispatched(time=time - 50, version=self.version, num_bytes=1300, **node))
             self.uploads += 1
             self.log(
-                Uploaded(
-                    time=time,
+                uploaded(
+                    time,
                     version=self.version,
                     staleness=client,
-                    num_examples=1,
-                    squared_norm=1.0,
                     num_bytes=1500,
                     report={"kappa": kappa, "temperature": 1.5},
                     **node,
@@ -333,7 +328,7 @@ def test_an_incomplete_folder_has_honest_empty_states(serve, page, tmp_path):
 
 def test_a_stopped_run_of_another_app_is_named_and_in_real_time(serve, page, tmp_path):
     with RunLog(tmp_path / "run") as log:
-        log(RunStarted(time=0.0, num_clients=6, max_in_flight=2, num_parameters=9, version=0))
+        log(started(num_clients=6))
         log(Evaluated(time=90.0, version=1, uploads=1, where="server", metrics={"accuracy": 0.5}))
     page.open(serve(tmp_path / "run"))
     page.wait("document.getElementById('status').innerText.includes('stopped: interrupted')")
@@ -566,14 +561,9 @@ def test_runs_are_sorted_filtered_and_named(serve, page, tmp_path):
 def test_a_finished_run_never_waits_for_more(serve, page, tmp_path):
     for name, full in (("short", True), ("empty", False)):
         with RunLog(tmp_path / name) as log:
-            log(RunStarted(time=0.0, num_clients=6, max_in_flight=2, num_parameters=9, version=0))
+            log(started(num_clients=6))
             if full:
-                log(
-                    Uploaded(
-                        time=0.5, sequence=0, client=0, node_id=1, version=0, staleness=0,
-                        num_examples=1, squared_norm=1.0, num_bytes=10,
-                    )
-                )  # fmt: skip
+                log(uploaded(0.5))
     for name in ("short", "empty"):
         page.open(serve(tmp_path / name))
         page.wait("document.getElementById('status').innerText.includes('stopped')")

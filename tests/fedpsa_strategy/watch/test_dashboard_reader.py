@@ -14,6 +14,7 @@ from fedpsa_strategy.watch.dashboard.series import Series
 from fedpsa_strategy.watch.dashboard.state import PageState
 from fedpsa_strategy.watch.event_log import EventLog
 from fedpsa_strategy.watch.tail import Tail
+from support.events import started, uploaded
 
 NODE = 2**64 - 3  # JavaScript's numbers cannot hold it
 
@@ -25,14 +26,7 @@ def lines_of(*items, wall=1000.0):
 
 
 def start(time=0.0, version=0, uploads=0):
-    return events.RunStarted(
-        time=time,
-        num_clients=4,
-        max_in_flight=2,
-        num_parameters=10,
-        version=version,
-        uploads=uploads,
-    )
+    return started(time, num_parameters=10, version=version, uploads=uploads)
 
 
 def dispatch(time, client, version=0):
@@ -47,18 +41,8 @@ def dispatch(time, client, version=0):
 
 
 def upload(time, client, *, staleness=0, kappa=0.5, temperature=None):
-    return events.Uploaded(
-        time=time,
-        sequence=0,
-        client=client,
-        node_id=NODE - client,
-        version=0,
-        staleness=staleness,
-        num_examples=1,
-        squared_norm=1.0,
-        num_bytes=100,
-        report={"kappa": kappa, "temperature": temperature},
-    )
+    report = {"kappa": kappa, "temperature": temperature}
+    return uploaded(time, client=client, node_id=NODE - client, staleness=staleness, report=report)
 
 
 def aggregate(time, version, uploads, weights):

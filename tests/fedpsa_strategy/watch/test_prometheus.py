@@ -23,10 +23,9 @@ from fedpsa_strategy.server.events import (
     Quarantined,
     Rejected,
     RunEnded,
-    RunStarted,
-    Uploaded,
 )
 from fedpsa_strategy.watch.prometheus import PrometheusMetrics
+from support.events import started, uploaded
 
 pytest.importorskip("prometheus_client")
 
@@ -55,16 +54,14 @@ def node(client):
 def run_events(listen):
     for client in range(3):
         listen(NodeJoined(time=0, partition=client, num_examples=1, **node(client)))
-    listen(RunStarted(time=0.0, num_clients=3, max_in_flight=2, num_parameters=1, version=7))
+    listen(started(version=7))
     task = {"version": 7, "sequence": 0}
     for client in range(3):
         listen(Dispatched(time=1.0, num_bytes=1000, **task, **node(client)))
     listen(
-        Uploaded(
-            time=2.0,
+        uploaded(
+            2.0,
             staleness=3,
-            num_examples=1,
-            squared_norm=1.0,
             num_bytes=400,
             metrics={"train-seconds": 2.5, "sensitivity-seconds": 0.02},
             report={"kappa": 0.8, "temperature": 1.5},

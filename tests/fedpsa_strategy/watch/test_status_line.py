@@ -2,11 +2,12 @@ import logging
 
 import pytest
 
-from fedpsa_strategy.server.events import Aggregated, Evaluated, RunStarted, Uploaded, Waiting
+from fedpsa_strategy.server.events import Aggregated, Evaluated, Waiting
 from fedpsa_strategy.watch.curve import draw_curves
 from fedpsa_strategy.watch.rate import rate_text
 from fedpsa_strategy.watch.run_state import area_under_curve
 from fedpsa_strategy.watch.status_line import Limits, StatusLine
+from support.events import started, uploaded
 
 
 class FakeTime:
@@ -17,25 +18,14 @@ class FakeTime:
 
 
 def upload(time, staleness, kappa):
-    return Uploaded(
-        time=time,
-        sequence=0,
-        client=0,
-        node_id=1,
-        version=0,
-        staleness=staleness,
-        num_examples=1,
-        squared_norm=1.0,
-        num_bytes=100,
-        report={"kappa": kappa, "temperature": 2.5},
-    )
+    return uploaded(time, staleness=staleness, report={"kappa": kappa, "temperature": 2.5})
 
 
 def test_the_status_line_shows_what_happened_every_few_seconds(caplog):
     caplog.set_level(logging.INFO, "flwr")
     clock = FakeTime()
     status = StatusLine(3.0, True, Limits(versions=4), clock)
-    status(RunStarted(time=0, num_clients=4, max_in_flight=2, num_parameters=9, version=0))
+    status(started())
     status(upload(8640.0, 1, 0.5))
     status(upload(8640.0, 2, 0.7))
     status(Aggregated(time=8640.0, version=1, uploads=2, report={"effective_number": 1.5}))
@@ -81,11 +71,6 @@ def test_waiting_is_visible_before_the_first_upload(caplog):
     clock.now = 5.0
     status(Waiting(time=0.0, reason="3 of 4 nodes connected"))
     assert caplog.messages == ["waiting: 3 of 4 nodes connected"]
-
-
-def started(time=0.0, **numbers):
-    numbers = {"version": 0, "uploads": 0, "rejected": 0} | numbers
-    return RunStarted(time=time, num_clients=4, max_in_flight=2, num_parameters=9, **numbers)
 
 
 def test_the_time_left_after_a_resume_is_that_of_what_is_left():

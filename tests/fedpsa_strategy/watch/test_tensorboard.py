@@ -4,8 +4,9 @@ import sys
 
 import pytest
 
-from fedpsa_strategy.server.events import Aggregated, Evaluated, RunStarted, Uploaded
+from fedpsa_strategy.server.events import Aggregated, Evaluated
 from fedpsa_strategy.watch.tensorboard import TensorBoardLog
+from support.events import started, uploaded
 
 needs_tensorboard = pytest.mark.skipif(
     importlib.util.find_spec("tensorboard") is None,
@@ -20,23 +21,8 @@ class FakeTime:
         return self.now
 
 
-def start(time=0.0, version=0):
-    return RunStarted(time=time, num_clients=2, max_in_flight=1, num_parameters=1, version=version)
-
-
 def upload(time, kappa, temperature):
-    return Uploaded(
-        time=time,
-        sequence=0,
-        client=0,
-        node_id=2**64 - 1,
-        version=0,
-        staleness=3,
-        num_examples=1,
-        squared_norm=1.0,
-        num_bytes=100,
-        report={"kappa": kappa, "temperature": temperature},
-    )
+    return uploaded(time, staleness=3, report={"kappa": kappa, "temperature": temperature})
 
 
 def scalars(path):
@@ -54,7 +40,7 @@ def scalars(path):
 def test_scalars_can_be_read_back_by_time(tmp_path):
     clock = FakeTime()
     with TensorBoardLog(tmp_path, clock) as log:
-        log(start())
+        log(started())
         log(upload(20.0, 0.5, None))  # no temperature yet
         clock.now = 8.0
         log(upload(30.4, 0.75, 2.5))
@@ -78,7 +64,7 @@ def test_scalars_can_be_read_back_by_time(tmp_path):
 @needs_tensorboard
 def test_a_resumed_run_takes_the_place_of_what_was_interrupted(tmp_path):
     clock = FakeTime()
-    for first, values in ((start(), (0.1, 0.2, 0.3)), (start(20.0, version=2), (0.8, 0.9))):
+    for first, values in ((started(), (0.1, 0.2, 0.3)), (started(20.0, version=2), (0.8, 0.9))):
         with TensorBoardLog(tmp_path, clock) as log:
             log(first)
             for index, kappa in enumerate(values, start=1):

@@ -10,33 +10,15 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from fedpsa_strategy.server.events import Aggregated, Evaluated, RunStarted, Uploaded
+from fedpsa_strategy.server.events import Aggregated, Evaluated
 from fedpsa_strategy.watch.mlflow import MLflowLog
 from fedpsa_strategy.watch.wandb import WandbLog
-
-
-def start(time=0.0, version=0):
-    return RunStarted(time=time, num_clients=2, max_in_flight=1, num_parameters=1, version=version)
-
-
-def upload(time, kappa):
-    return Uploaded(
-        time=time,
-        sequence=0,
-        client=0,
-        node_id=2**64 - 1,
-        version=0,
-        staleness=3,
-        num_examples=1,
-        squared_norm=1.0,
-        num_bytes=100,
-        report={"kappa": kappa, "temperature": None},
-    )
+from support.events import started, uploaded
 
 
 def run_events(log, offset=0.0):
-    log(start(offset, version=int(offset)))
-    log(upload(offset + 20.0, 0.5))
+    log(started(offset, version=int(offset)))
+    log(uploaded(offset + 20.0, staleness=3, report={"kappa": 0.5, "temperature": None}))
     log(Aggregated(time=offset + 20.0, version=1, uploads=1, report={"effective_number": 1.5}))
     metrics = {"accuracy": 0.25, "loss": float("nan")}  # what is no number is left out
     log(Evaluated(time=offset + 30.0, version=1, uploads=1, where="server", metrics=metrics))
