@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from typing import Any, Protocol, cast
 
 import torch
@@ -28,12 +27,21 @@ class Samples(Protocol):
 
 
 def train_from_message(
-    model: nn.Module, shard: Samples, message: Message, **common: Any
+    model: nn.Module,
+    shard: Samples,
+    message: Message,
+    *,
+    lr: float,
+    epochs: int,
+    batch_size: int,
+    seed: int,
+    device: torch.device,
 ) -> tuple[float, dict[str, ArrayRecord]]:
     """Train as a train message of FedPAC says; return the mean loss and the reply's records.
 
-    The message's config has FedPAC's settings, its record `fedpac` the centroids; `common` is `lr`,
-    `epochs`, `batch_size`, `seed` and `device`.
+    The model, with an `encoder` and a linear `head`, is trained in place: the head, then the
+    encoder, its features drawn to the centroids in the message's record `fedpac`. The config has
+    FedPAC's settings; the other arguments are those of the encoder's training.
     """
     config = cast(ConfigRecord, message.content["config"])
     settings = FedPACMethod(
@@ -42,30 +50,6 @@ def train_from_message(
         head_epochs=cast(int, config["head-epochs"]),
     )
     received = cast(ArrayRecord, message.content["fedpac"])
-    loss, record = train_fedpac(model, shard, received, **asdict(settings), **common)
-    return loss, {"fedpac": record}
-
-
-def train_fedpac(
-    model: nn.Module,
-    shard: Samples,
-    received: ArrayRecord,
-    *,
-    lr: float,
-    epochs: int,
-    batch_size: int,
-    seed: int,
-    device: torch.device,
-    alignment: float,
-    head_lr: float,
-    head_epochs: int,
-) -> tuple[float, ArrayRecord]:
-    """Train in two phases; return the mean loss and what the server needs beside the model.
-
-    The model, with an `encoder` and a linear `head`, is trained in place: the head with `head_lr`
-    for `head_epochs`, then the encoder with `lr` for `epochs`, its features drawn to the `received`
-    centroids by the weight `alignment` (λ). `seed` is that of the samples' order, and of dropout.
-    """
     encoder, head = cast(nn.Module, model.encoder), cast(nn.Linear, model.head)
     x, y = shard.x.to(device), shard.y.to(device)
     counts = torch.bincount(y, minlength=head.out_features)
@@ -73,14 +57,14 @@ def train_fedpac(
     local = _class_means(before, y, counts)
     statistics = _statistics(before, y, counts, local)
 
-    if head_epochs:
+    if settings.head_epochs:
         _descend(
             [*head.parameters()],
             lambda some: functional.cross_entropy(model(x[some]), y[some]),
             model,
             len(y),
-            lr=head_lr,
-            epochs=head_epochs,
+            lr=settings.head_lr,
+            epochs=settings.head_epochs,
             batch_size=batch_size,
             seed=derive(seed, "fedpac-head"),
         )
@@ -91,7 +75,7 @@ def train_fedpac(
     def drawn(some: Tensor) -> Tensor:
         features = encoder(x[some])
         loss = functional.cross_entropy(head(features), y[some])
-        return loss + alignment * functional.mse_loss(features, targets[y[some]])
+        return loss + settings.alignment * functional.mse_loss(features, targets[y[some]])
 
     loss = _descend(
         [*encoder.parameters()],
@@ -104,7 +88,8 @@ def train_fedpac(
         seed=seed,
     )
     after = _class_means(_features(model, encoder, x), y, counts)
-    return loss, ArrayRecord({"centroids": after.cpu(), "class-counts": counts.cpu(), **statistics})
+    record = {"centroids": after.cpu(), "class-counts": counts.cpu(), **statistics}
+    return loss, {"fedpac": ArrayRecord(record)}
 
 
 def _features(model: nn.Module, encoder: nn.Module, x: Tensor) -> Tensor:

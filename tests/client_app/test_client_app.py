@@ -1,5 +1,7 @@
 """The ClientApp's functions, called as Flower calls them."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ from torch.nn import functional
 
 from client_app import app as client_app
 from client_app.app import app
-from fedpsa_strategy.client.fedpac import train_fedpac
+from fedpsa_strategy.client.fedpac import train_from_message
 from fedpsa_strategy.wire.contract import DELTA, REPLY_ARRAYS
 from server_app.settings import Settings
 from task.models import make_model
@@ -187,11 +189,11 @@ def run_fedpac(shard, model, *, known=0, **kwargs):
         "batch_size": 16,
         "seed": 0,
         "device": torch.device("cpu"),
-        "alignment": 1.0,
-        "head_lr": 0.1,
-        "head_epochs": 1,
     }
-    return train_fedpac(model, shard, pac_records(known), **(arguments | kwargs))
+    settings = {key: kwargs.pop(key, value) for key, value in PAC.items()}
+    message = SimpleNamespace(content={"config": settings, "fedpac": pac_records(known)})
+    loss, records = train_from_message(model, shard, message, **(arguments | kwargs))
+    return loss, records["fedpac"]
 
 
 def test_fedpac_statistics_by_hand(cache):
@@ -216,7 +218,7 @@ def test_fedpac_phases_touch_one_part_each(cache):
     shard = client_shard("digits", partition_id=0, num_partitions=4, cache_dir=cache)
     start = make_model("digits", 0).state_dict()
     only_encoder = make_model("digits", 0)
-    run_fedpac(shard, only_encoder, head_epochs=0)
+    run_fedpac(shard, only_encoder, **{"head-epochs": 0})
     moved = {key for key, value in only_encoder.state_dict().items() if not value.equal(start[key])}
     assert moved == {"encoder.1.weight", "encoder.1.bias"}
     assert all(item.requires_grad for item in only_encoder.parameters())
