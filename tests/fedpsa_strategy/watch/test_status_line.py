@@ -8,13 +8,7 @@ from fedpsa_strategy.watch.rate import rate_text
 from fedpsa_strategy.watch.run_state import area_under_curve
 from fedpsa_strategy.watch.status_line import Limits, StatusLine
 from support.events import started, uploaded
-
-
-class FakeTime:
-    now = 0.0
-
-    def __call__(self):
-        return self.now
+from support.grids import FakeTime
 
 
 def upload(time, staleness, kappa):
@@ -24,7 +18,7 @@ def upload(time, staleness, kappa):
 def test_the_status_line_shows_what_happened_every_few_seconds(caplog):
     caplog.set_level(logging.INFO, "flwr")
     clock = FakeTime()
-    status = StatusLine(3.0, True, Limits(versions=4), clock)
+    status = StatusLine(3.0, True, Limits(versions=4), clock.monotonic)
     status(started())
     status(upload(8640.0, 1, 0.5))
     status(upload(8640.0, 2, 0.7))
@@ -55,7 +49,7 @@ def test_the_status_line_shows_what_happened_every_few_seconds(caplog):
 
 
 def test_a_task_without_accuracy_shows_its_loss():
-    status = StatusLine(3.0, True, monotonic=FakeTime())
+    status = StatusLine(3.0, True, monotonic=FakeTime().monotonic)
     assert "accuracy -" in status.line()
     for time, loss in ((0.0, 2.0), (60.0, 0.12345)):
         status(Evaluated(time=time, version=0, uploads=0, where="server", metrics={"loss": loss}))
@@ -67,7 +61,7 @@ def test_a_task_without_accuracy_shows_its_loss():
 def test_waiting_is_visible_before_the_first_upload(caplog):
     caplog.set_level(logging.INFO, "flwr")
     clock = FakeTime()
-    status = StatusLine(3.0, False, monotonic=clock)
+    status = StatusLine(3.0, False, monotonic=clock.monotonic)
     clock.now = 5.0
     status(Waiting(time=0.0, reason="3 of 4 nodes connected"))
     assert caplog.messages == ["waiting: 3 of 4 nodes connected"]
@@ -75,7 +69,7 @@ def test_waiting_is_visible_before_the_first_upload(caplog):
 
 def test_the_time_left_after_a_resume_is_that_of_what_is_left():
     clock = FakeTime()
-    status = StatusLine(3.0, True, Limits(versions=100, time=1000.0), clock)
+    status = StatusLine(3.0, True, Limits(versions=100, time=1000.0), clock.monotonic)
     # An hour ago, in another process, of which half the events are lost.
     status.replay([started(), upload(400.0, 1, 0.5), Aggregated(time=400.0, version=40, uploads=1)])
     status(started(time=500.0, version=50, uploads=7, rejected=3))
@@ -87,7 +81,7 @@ def test_the_time_left_after_a_resume_is_that_of_what_is_left():
     # 10 s for a version of 50, and for 50 of 500 units of time, which end the run first.
     assert status.seconds_left == pytest.approx(90.0)
     assert "2min left" in status.line()
-    status = StatusLine(3.0, True, Limits(versions=100, seconds=30.0), clock)
+    status = StatusLine(3.0, True, Limits(versions=100, seconds=30.0), clock.monotonic)
     status(started(version=50))
     clock.now = 25.0
     assert status.seconds_left == 15.0

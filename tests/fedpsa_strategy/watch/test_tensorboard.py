@@ -7,18 +7,12 @@ import pytest
 from fedpsa_strategy.server.events import Aggregated, Evaluated
 from fedpsa_strategy.watch.tensorboard import TensorBoardLog
 from support.events import started, uploaded
+from support.grids import FakeTime
 
 needs_tensorboard = pytest.mark.skipif(
     importlib.util.find_spec("tensorboard") is None,
     reason="tensorboard is not installed: pip install -e '.[tensorboard]'",
 )
-
-
-class FakeTime:
-    now = 0.0
-
-    def __call__(self):
-        return self.now
 
 
 def upload(time, kappa, temperature):
@@ -39,7 +33,7 @@ def scalars(path):
 @needs_tensorboard
 def test_scalars_can_be_read_back_by_time(tmp_path):
     clock = FakeTime()
-    with TensorBoardLog(tmp_path, clock) as log:
+    with TensorBoardLog(tmp_path, clock.monotonic) as log:
         log(started())
         log(upload(20.0, 0.5, None))  # no temperature yet
         clock.now = 8.0
@@ -65,7 +59,7 @@ def test_scalars_can_be_read_back_by_time(tmp_path):
 def test_a_resumed_run_takes_the_place_of_what_was_interrupted(tmp_path):
     clock = FakeTime()
     for first, values in ((started(), (0.1, 0.2, 0.3)), (started(20.0, version=2), (0.8, 0.9))):
-        with TensorBoardLog(tmp_path, clock) as log:
+        with TensorBoardLog(tmp_path, clock.monotonic) as log:
             log(first)
             for index, kappa in enumerate(values, start=1):
                 log(upload(first.time + 10.0 * index, kappa, None))
