@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedpsa_strategy.watch.dashboard.state import PageState
-from fedpsa_strategy.watch.runs import read_values
+from fedpsa_strategy.watch.runs import NotARunError, is_run, read_values
 from fedpsa_strategy.watch.scalars import finite
 from fedpsa_strategy.watch.tail import Tail
 
@@ -19,10 +19,6 @@ _SILENCE = 30.0  # a run that lives says something every few seconds
 _COPYING = 5.0  # when a folder was copied, any of its files may be some seconds newer
 _LONGEST_TITLE = 200
 _PATIENCE = 1.0  # seconds of reading after which the page gets what there is
-
-
-class NoRunError(ValueError):
-    """A folder in which there is no run; the text says what was looked for."""
 
 
 class Run:
@@ -120,10 +116,10 @@ class Library:
         self._open: dict[Path, Run] = {}
         for folder in folders:
             if not folder.is_dir():
-                raise NoRunError(f"{folder} is no folder")
+                raise NotARunError(f"{folder} is no folder")
             if not any(_run_folders(folder)) and any(folder.iterdir()):
                 deeper = [str(path) for path in folder.iterdir() if any(_run_folders(path))]
-                raise NoRunError(
+                raise NotARunError(
                     f"{folder} is no run: neither it nor a folder in it holds events.jsonl or the "
                     "config.toml of a run"
                     + (f"; but there are runs in {', '.join(sorted(deeper))}" if deeper else "")
@@ -152,13 +148,9 @@ def _run_folders(folder: Path) -> Iterator[Path]:
 
 
 def _is_run(folder: Path) -> bool:
-    # Events come late: before them there are an engine's logs, the settings, or why it failed.
-    return (
-        (folder / "events.jsonl").exists()
-        or (folder / "engine-logs").exists()
-        or "run-dir" in _load(folder / "config.toml")
-        or "status" in _load(folder / "summary.json")
-    )
+    # Events come late: before them there are an engine's logs, or the settings.
+    begun = (folder / "engine-logs").exists() or "run-dir" in _load(folder / "config.toml")
+    return begun or is_run(folder)
 
 
 def _config_path(folder: Path) -> Path:

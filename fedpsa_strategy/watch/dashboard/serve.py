@@ -12,7 +12,8 @@ from pathlib import Path
 import uvicorn
 
 from fedpsa_strategy.watch.dashboard.app import is_loopback, make_app
-from fedpsa_strategy.watch.dashboard.library import Library, NoRunError
+from fedpsa_strategy.watch.dashboard.library import Library
+from fedpsa_strategy.watch.runs import NotARunError
 
 
 def serve(folders: Sequence[Path], host: str, port: int, *, open_page: bool = False) -> int:
@@ -24,7 +25,7 @@ def serve(folders: Sequence[Path], host: str, port: int, *, open_page: bool = Fa
         library = Library(folders)
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
         server = socket.create_server((found[4][0], port), family=found[0])
-    except NoRunError as error:
+    except NotARunError as error:
         print(f"Error: {error}", file=sys.stderr)
         return 2
     except (OSError, OverflowError) as error:

@@ -9,10 +9,11 @@ import pytest
 
 from fedpsa_strategy.server import events
 from fedpsa_strategy.watch import tail as tail_module
-from fedpsa_strategy.watch.dashboard.library import Library, NoRunError, Run
+from fedpsa_strategy.watch.dashboard.library import Library, Run
 from fedpsa_strategy.watch.dashboard.series import Series
 from fedpsa_strategy.watch.dashboard.state import PageState
 from fedpsa_strategy.watch.event_log import EventLog
+from fedpsa_strategy.watch.runs import NotARunError
 from fedpsa_strategy.watch.tail import Tail
 from support.events import started, uploaded
 
@@ -632,12 +633,12 @@ def test_an_empty_folder_is_watched(tmp_path):
 
 
 def test_folders_without_runs_are_refused(tmp_path):
-    with pytest.raises(NoRunError, match="is no folder"):
+    with pytest.raises(NotARunError, match="is no folder"):
         Library([tmp_path / "missing"])
     (tmp_path / "tool").mkdir()
     (tmp_path / "tool/config.toml").write_text("colour = 'blue'")
-    with pytest.raises(NoRunError, match=r"is no run: .*events.jsonl"):
+    with pytest.raises(NotARunError, match=r"is no run: .*events.jsonl"):
         Library([tmp_path])
     (tmp_path / "cells/one/engine-logs").mkdir(parents=True)
-    with pytest.raises(NoRunError, match=r"but there are runs in .*cells"):
+    with pytest.raises(NotARunError, match=r"but there are runs in .*cells"):
         Library([tmp_path])
