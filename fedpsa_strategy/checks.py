@@ -126,12 +126,9 @@ def describe_range(metadata: Mapping[str, Any]) -> str:
 
 
 def checked_setting(key: str, value: Any, item: Field[Any]) -> Any:
-    """Return a value as the type of the setting, if it is allowed.
+    """Return a value as the type of the setting.
 
-    Raises
-    ------
-    ValueError
-        With `key`, the value and what would be right.
+    One that is not allowed raises a ValueError with `key`, the value and what would be right.
     """
     kind: Any = type(item.default)
     metadata = item.metadata

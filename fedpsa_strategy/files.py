@@ -21,12 +21,8 @@ def write_atomically(path: Path, *parts: bytes | str, mode: int | None = None) -
     """Write a file under a temporary name, make sure that it is on the disk, and rename it.
 
     Its folder is made if it does not exist; text is written as UTF-8. `mode` are its permissions,
-    whatever the umask says; None: as far as the umask allows.
-
-    Raises
-    ------
-    OSError
-        If it cannot be written; names the file. The old file, if any, stays as it was.
+    whatever the umask says; None: as far as the umask allows. If it cannot be written, the OSError
+    names the file, and the old one, if any, stays as it was.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
@@ -63,13 +59,7 @@ def make_private_folder(path: Path) -> None:
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open an ordinary file for reading; a pipe or device of that name does not block the reader.
-
-    Raises
-    ------
-    OSError
-        If it is not an ordinary file, or cannot be read.
-    """
+    """Open an ordinary file for reading; for a pipe or device raise OSError instead of waiting."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return os.fdopen(descriptor, "rb")

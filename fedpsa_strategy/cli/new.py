@@ -28,13 +28,8 @@ class NoReferenceError(ValueError):
 def write_app(folder: Path, library: str) -> list[Path]:
     """Write the app's files and return their paths.
 
-    The folder must be new or empty; its name becomes the app's. `library` is the direct reference
-    by which the app gets this library; see `checked_reference`.
-
-    Raises
-    ------
-    ValueError
-        If the name cannot be an app's, or the folder holds something.
+    The folder must be new or empty; its name becomes the app's. Else this raises ValueError.
+    `library` is the direct reference by which the app gets this library; see `checked_reference`.
     """
     name = folder.absolute().name
     package = re.sub(r"[-.]+", "_", name)
@@ -73,11 +68,8 @@ def _filled(text: str, values: Mapping[str, str]) -> str:
 def checked_reference(text: str) -> str:
     """Return a direct reference to this library, as a dependency has it behind the @.
 
-    Raises
-    ------
-    ValueError
-        If the text is no wheel or folder on this machine, nor an address with its scheme: a bare
-        name may be anybody's.
+    The text is a wheel or a folder on this machine, or an address with its scheme. All else raises
+    ValueError: a bare name may be anybody's.
     """
     if _REFERENCE.fullmatch(text):
         return text
@@ -97,10 +89,7 @@ def checked_reference(text: str) -> str:
 def installed_reference() -> str:
     """Return where this environment got the library from, as a direct reference.
 
-    Raises
-    ------
-    NoReferenceError
-        If the installer has not noted it, or it is no longer there.
+    If the installer has not noted it, or it is no longer there, this raises NoReferenceError.
     """
     for name, subfolder in (("fedpsa-strategy", ""), ("fedpsa", "/fedpsa_strategy")):
         try:

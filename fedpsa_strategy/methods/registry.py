@@ -57,13 +57,7 @@ class MethodError(ValueError):
 
 @cache
 def find_method(reference: str) -> type[Method]:
-    """Return a method by its name, or as ``package.module:Class``.
-
-    Raises
-    ------
-    MethodError
-        When there is none.
-    """
+    """Return a method by its name, or as ``package.module:Class``; raises MethodError."""
     if reference in METHODS:
         return METHODS[reference]
     installed = {entry.name: entry for entry in entry_points(group=GROUP)}

@@ -62,10 +62,8 @@ def main() -> NoReturn:
 def hand_over(folder: str, arguments: list[str]) -> tuple[socket.socket, IO[bytes]]:
     """Let the warm process start a child, and return the connection to it.
 
-    Raises
-    ------
-    NotStartedError, OSError, ValueError
-        If there is no child, and will be none.
+    Whatever this raises, NotStartedError, OSError or ValueError, there is no child and will be
+    none.
     """
     if "--allow-runtime-dependency-installation" in arguments:
         raise NotStartedError("the app gets an environment of its own")

@@ -24,13 +24,7 @@ class Preloaded(MetaPathFinder, Loader):
         self._specs: dict[str, ModuleSpec | None] = {}
 
     def load(self, name: str) -> None:
-        """Import a library now; what it brings along is given out with it.
-
-        Raises
-        ------
-        Exception
-            Whatever the library raises.
-        """
+        """Import a library now; what it brings along is given out with it."""
         before = set(sys.modules)
         import_module(name)
         new = {module.partition(".")[0] for module in set(sys.modules) - before}

@@ -26,12 +26,8 @@ def check_fit(
     """Pass some of the calibration batch through model and loss, which both stay as they are.
 
     The loss is per sample, None is cross-entropy; `recipe` are the arguments of
-    `Calibration.gaussian`, if it drew the batch.
-
-    Raises
-    ------
-    ValueError
-        Names the argument of `Probe.gaussian` or `Calibration.real` that does not fit the model.
+    `Calibration.gaussian`, if it drew the batch. A ValueError names the argument of that or of
+    `Calibration.real` that does not fit the model.
     """
     few = None if calibration.inputs.dtype.kind == "i" else _FEW
     inputs, targets = (tensor[:few].clone() for tensor in calibration.tensors(*placed_like(model)))

@@ -44,12 +44,8 @@ def part_of(
     """Return what of a model travels.
 
     These are the arrays called `keys`; for None all but frozen parameters, or all that `state_fn`
-    returns.
-
-    Raises
-    ------
-    ValueError
-        If the model has no tensors of some of these names, or `state_fn` returns copies.
+    returns. Raises ValueError if the model has no tensors of some of these names, or `state_fn`
+    returns copies.
     """
     # Without what modules keep beside tensors (`get_extra_state`).
     own = {name: item for name, item in model.state_dict().items() if isinstance(item, Tensor)}
@@ -108,13 +104,7 @@ def load_arrays(model: nn.Module, arrays: ArrayRecord, state_fn: StateFn | None 
 
 
 def read_arrays(arrays: ArrayRecord) -> dict[str, NDArray[Any]]:
-    """Return read-only views of a record's arrays.
-
-    Raises
-    ------
-    InvalidReplyError
-        When an array is not what it says it is.
-    """
+    """Return read-only views of a record's arrays; raises InvalidReplyError if one is malformed."""
     return {
         key: read_array(array, f"arrays[{key!r}]", np.dtype(array.dtype), tuple(array.shape))
         for key, array in arrays.items()

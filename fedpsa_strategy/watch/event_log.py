@@ -130,13 +130,7 @@ class EventLog:
 
 
 def parse_line(line: bytes) -> dict[str, Any]:
-    """Return the event in a line of the log.
-
-    Raises
-    ------
-    ValueError
-        If the line is damaged.
-    """
+    """Return the event in a line of the log; raises ValueError if the line is damaged."""
     content, mark, checksum = line.rstrip().rpartition(_CHECKSUM)
     if mark and checksum != b"%d}" % zlib.crc32(content):
         raise ValueError("the checksum does not match")

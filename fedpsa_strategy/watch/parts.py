@@ -62,10 +62,7 @@ def read(parts: Sequence[Part], position: int, count: int) -> bytes:
 def lines_of(path: Path, end: int | None = None) -> Iterator[bytes]:
     """Yield the lines of a log, those of all its parts, up to the position `end`.
 
-    Raises
-    ------
-    FileNotFoundError
-        If there is no part.
+    If there is no part, this raises FileNotFoundError.
     """
     found = parts_of(path)
     if not found:

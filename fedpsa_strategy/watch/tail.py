@@ -25,10 +25,7 @@ class Tail:
     def read(self) -> tuple[bool, list[bytes]]:
         """Return whether the log started over, and its next complete lines (at most 4 MiB).
 
-        Raises
-        ------
-        OSError
-            If the file exists but cannot be read.
+        If the file exists but cannot be read, this raises OSError.
         """
         found = parts_of(self.path)
         if not found:

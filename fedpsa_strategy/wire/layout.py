@@ -132,10 +132,8 @@ class Layout:
     def read(self, arrays: Mapping[str, Array]) -> tuple[Vector, States]:
         """Return the vector and the states of a whole model.
 
-        Raises
-        ------
-        InvalidReplyError
-            When keys, shapes or dtypes differ from the model's, or the bytes are no such array.
+        Keys, shapes or dtypes that differ from the model's, or bytes of no such array, raise
+        InvalidReplyError.
         """
         _check_keys(arrays, self._entries, "arrays")
         vector = np.empty(self.size, dtype=self.dtype)
@@ -154,15 +152,10 @@ class Layout:
         states: Mapping[str, Array],
         update_dtype: str = "float32",
     ) -> tuple[Vector, States]:
-        """Return an update's vector Δ and the states of the model it was made from.
+        """Return an update's vector Δ and the states of its model, checked as `read` does.
 
         `deltas` is Δ of the trainable arrays, in the format `update_dtype` ("float32" means the
         model's own dtypes); `states` are the values of all others.
-
-        Raises
-        ------
-        InvalidReplyError
-            When keys, shapes or dtypes differ from the model's, or the bytes are no such array.
         """
         if untrained := sorted(self._trainable.keys() & states.keys()):
             raise InvalidReplyError(
@@ -247,12 +240,8 @@ def read_array(
     """Return a read-only view of an array's bytes, checked against what it must be.
 
     Nothing here tries to understand a header that somebody else wrote. What the array must be is
-    known, so its bytes must begin as NumPy begins such an array, and have that length.
-
-    Raises
-    ------
-    InvalidReplyError
-        When it is something else; `name` is what the text calls it.
+    known, so its bytes must begin as NumPy begins such an array, and have that length. Anything
+    else raises InvalidReplyError; `name` is what its text calls the array.
     """
     if tuple(array.shape) != shape:
         raise InvalidReplyError(f"{name} has shape {shown(tuple(array.shape))}, not {shape}")

@@ -67,11 +67,8 @@ def pack(values: NDArray[Any], bits: int, seed: int) -> NDArray[np.uint8]:
 def unpack(packed: NDArray[np.uint8], bits: int, out: NDArray[Any], name: str) -> None:
     """Write the numbers of a packed array into `out`, which says how many there are.
 
-    Raises
-    ------
-    InvalidReplyError
-        When no honest client packs like that; `name` is what the text calls the array. Scales that
-        are not finite make numbers that are not, for the caller to notice.
+    What no honest client packs raises InvalidReplyError; `name` is what its text calls the array.
+    Scales that are not finite make numbers that are not, for the caller to notice.
     """
     num_blocks, highest = _num_blocks(out.size), _highest(bits)
     scales = packed[: num_blocks * _SCALE.itemsize].copy().view(_SCALE).astype(np.float32)

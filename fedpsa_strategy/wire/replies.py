@@ -58,12 +58,8 @@ def read_train_reply(
 ) -> TrainReply:
     """Return the update in a reply: Δ, or the whole trained model minus its `start`.
 
-    See `fedpsa_strategy.wire.contract` for the two forms, `AsyncStrategy` for the keys.
-
-    Raises
-    ------
-    InvalidReplyError
-        When anything about the reply is wrong; its text is the reason.
+    See `fedpsa_strategy.wire.contract` for the two forms, `AsyncStrategy` for the keys. When
+    anything is wrong, this raises InvalidReplyError; its text is the reason.
     """
     content = _content(reply)
     arrays = _record(content, arrays_key, ArrayRecord)

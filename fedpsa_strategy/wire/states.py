@@ -47,12 +47,9 @@ def combine_states(old: States, uploads: Sequence[States], weights: Sequence[flo
 
 
 def check_states(states: States, start: States) -> None:
-    """Refuse states that no honest client could hold, which was given `start`.
+    """Refuse states that no client given `start` could honestly hold; raises InvalidReplyError.
 
-    Raises
-    ------
-    InvalidReplyError
-        When floats are not finite, impossibly far from the start, or a negative variance.
+    Floats must be finite and not impossibly far from the start, variances not negative.
     """
     for key, values in states.items():
         if values.dtype.kind != "f" or values.size == 0:

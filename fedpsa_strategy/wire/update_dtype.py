@@ -42,10 +42,7 @@ def wire_form(
 def decode(values: NDArray[Any], update_dtype: str, out: Vector, name: str) -> None:
     """Write the numbers of an array that was received, in one row, into `out`, exactly.
 
-    Raises
-    ------
-    InvalidReplyError
-        When no honest client sends such an array; `name` is what the text calls it.
+    What no honest client sends raises InvalidReplyError; `name` is what its text calls the array.
     """
     if update_dtype in BITS:
         unpack(values, BITS[update_dtype], out, name)

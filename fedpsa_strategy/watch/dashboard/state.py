@@ -270,13 +270,7 @@ def _upload_row(upload: Uploaded) -> dict[str, Any]:
 
 
 def _check(event: Event, wall: Any) -> None:
-    """Refuse what `event_from_dict` lets pass but cannot be added up.
-
-    Raises
-    ------
-    TypeError
-        If there is such a value.
-    """
+    """Refuse, with a TypeError, what `event_from_dict` lets pass but cannot be added up."""
     numbers = [0.0 if wall is None else wall]
     if isinstance(event, Aggregated):
         numbers += event.report.get("weights", [])
