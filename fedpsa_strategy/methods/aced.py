@@ -6,9 +6,13 @@ limit, in versions since the client was given its model:
     A = {i : t - t_i <= limit},    x <- x + η (1/|A|) Σ_{i in A} U_i,
 
 t_i being the version from which U_i was trained; every upload makes a version. If nobody is in A
-the model stays. Source: see ACE (arXiv 2511.19066). Another reading of the paper takes for t_i the
-version that the client holds now; here a client that is training again still counts by the update
-that it has delivered.
+the model stays. An update that is itself too old gives the version nothing: neither a step nor its
+values of arrays that are not trained.
+
+Source: see ACE (arXiv 2511.19066). There is another reading: in public code of the first author
+(xchang1121/AsyncFL) t_i is the version that client i holds now, so that at first an update counts
+however old it is, and then until its client has been away for too long. There every client is
+always at work; here idle ones hold no version.
 """
 
 from __future__ import annotations
@@ -42,9 +46,11 @@ class ACEDRule(RememberingRule):
         rate, number = self.settings.server_lr, len(self.started)
         if number:
             self.model = elementwise(lambda x, h: x + rate * (h / number), self.model, self.total)
-        self.state_weights = [1 / max(number, 1)]
+        # An upload that is itself too old has no part in this version.
+        weight = 1 / number if update.client in self.started else 0.0
+        self.state_weights = [weight]
         self.version_report = {
-            "weights": [rate / max(number, 1)],
+            "weights": [rate * weight],
             "effective_number": float(number),
         }
         return self.model

@@ -79,11 +79,16 @@ def test_aced_by_hand():
     # Client 2 from version 2; 0 is 3 - 0 > 2 versions old: A = {1, 2}.
     assert rule.add(versioned([2, 2], 2, start=2, now=3)).tolist() == [7.0, 9.0]
     # Client 3 is itself too old, 1 is 4 - 1 > 2: A = {2}.
+    assert rule.state_weights == [1 / 2]
     assert rule.add(versioned([9, 9], 3, start=0, now=4)).tolist() == [9.0, 11.0]
+    assert rule.state_weights == [0.0]
+    assert rule.version_report == {"weights": [0.0], "effective_number": 1.0}
     # Nobody is left: the model stays.
     assert rule.add(versioned([9, 9], 3, start=4, now=9)).tolist() == [9.0, 11.0]
+    assert rule.state_weights == [0.0]
     # Client 0 comes back: as if it had never been there.
     assert rule.add(versioned([1, 1], 0, start=10, now=10)).tolist() == [10.0, 12.0]
+    assert rule.state_weights == [1.0]
     assert rule.total.tolist() == [1.0, 1.0]
 
 
