@@ -7,8 +7,9 @@ client j
 
 so that h is always (1/N) Σ U_i, and each upload makes a version. Source: Chang, Yao, Krishnamurthy,
 Shelton, Chakraborty, Swami, Oymak, Roy-Chowdhury, Mitigating Participation Imbalance Bias in
-Asynchronous Federated Learning, 2025 (arXiv 2511.19066). Its memory begins with an update of every
-client; here it begins empty, as that of the other methods does.
+Asynchronous Federated Learning, 2025 (arXiv 2511.19066); the formula is that of its abstract and of
+public code of its first author (xchang1121/AsyncFL). There the memory begins with an update of
+every client from the first model; here it begins empty, as that of the other methods does.
 """
 
 from __future__ import annotations

@@ -9,7 +9,10 @@ so that x is always (1/N) Σ y_i: an exact average, however often each client re
 every client keeps its own y_i and sends the difference. Here the server keeps them, N·d, so that a
 client's task remains a function of its message and its data, and a resumed run ends in the same
 bits; the model is the same. Source: Iakovidou, Kim, Asynchronous Federated Stochastic Optimization
-for Heterogeneous Objectives Under Arbitrary Delays, 2024 (arXiv 2405.10123).
+for Heterogeneous Objectives Under Arbitrary Delays, 2024 (arXiv 2405.10123), and the first author's
+own simulator (chariako/asynchronous_federated_learning_simulation). The port in APPFL/APPFL keeps
+the model that the client was given in the place of the one with which it ended, so that x is not a
+mean of clients' models.
 """
 
 from __future__ import annotations

@@ -7,8 +7,10 @@ At M uploads, with Δ = (1/M) Σ Δ_i and all products element by element,
 
 where η_t = η if the stalest of the M updates has τ_max <= τ_c, and min(η, 1/τ_max) otherwise. There
 is no bias correction. Source: Wang, Wang, Lu, Chen, FADAS: Towards Federated Adaptive Asynchronous
-Optimization, ICML 2024 (arXiv 2407.18365). Ports differ: some divide η by τ_max instead, which is
-`delay_law = "divide"`, some add ε under the root.
+Optimization, ICML 2024 (arXiv 2407.18365). The authors' own code (yujiaw98/FADAS) has the same β1,
+β2, ε and τ_c, but divides η by τ_max, which is `delay_law = "divide"`, and corrects the bias of
+both moments, which shortens the first steps to as little as half. Some ports add ε under the root.
+With the default η the cap 1/τ_max would need a staleness of a thousand: it is for large η.
 """
 
 from __future__ import annotations

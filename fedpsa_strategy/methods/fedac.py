@@ -8,7 +8,8 @@ A measure of similarity that needs neither a sketch nor a calibration batch: the
 is the weight alone, without FedAC's momentum and its correction at the client. An update that is
 not stale has x = x_i, no direction to compare with, and so the smallest weight; that is how the
 formula reads. Source: Zang, Xue, Ou, Chu, Du, Long, Efficient Asynchronous Federated Learning with
-Prospective Momentum Aggregation and Fine-Grained Correction, AAAI 2024.
+Prospective Momentum Aggregation and Fine-Grained Correction, AAAI 2024. This rests on its abstract,
+which speaks of the similarity of the two directions; the formula is as others report it.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ class FedACRule(Rule):
     def add(self, update: Update) -> Vector | None:
         """Weigh the update; aggregate when the buffer is full."""
         # The model does not move before the buffer is full: now is as good as then.
-        similarity = cosine_of(self.model - update.start, update.delta)
+        similarity = 0.0
+        if update.staleness:  # without it, x and what was sent may still differ by rounding
+            similarity = cosine_of(self.model - update.start, update.delta)
         self.buffer.append((update.delta, max(similarity, self.settings.least_weight)))
         self.report = {"similarity": similarity}
         if len(self.buffer) < self.settings.buffer_size:

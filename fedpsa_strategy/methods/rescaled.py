@@ -9,8 +9,9 @@ times so far,
 so that over time every client contributes alike. The mean weight is about 1. Source: Mahran,
 Maranjyan, Richtárik, Rescaled Asynchronous SGD: Optimal Distributed Optimization under Data and
 System Heterogeneity, 2026 (arXiv 2605.13434), where every worker always works, its computation time
-is known, and each gradient makes a step (K = 1). Where idle clients are sampled, as here, slow ones
-are sampled nearly as often as fast ones, and the paper's factor corrects more than there is.
+is known, and each gradient makes a step (K = 1). This rests on its abstract, which has the
+proportion; the buffer and the measured mean are ours. Where idle clients are sampled, as here, slow
+ones are sampled nearly as often as fast ones, and the paper's factor corrects more than there is.
 """
 
 from __future__ import annotations

@@ -106,10 +106,10 @@ def test_area_by_hand():
 def test_fedac_by_hand():
     """cos = 1, 0 and -1 give 1, 0.1 and 0.1."""
     rule = started(FedACMethod(buffer_size=3), model=[2, 0])
-    assert rule.add(make_update([12, 0], start=(1, 0))) is None
+    assert rule.add(make_update([12, 0], start=(1, 0), staleness=1)) is None
     assert rule.report["similarity"] == 1.0
-    rule.add(make_update([0, 12], start=(0, 0)))
-    model = rule.add(make_update([-12, 0], start=(1, 0)))
+    rule.add(make_update([0, 12], start=(0, 0), staleness=1))
+    model = rule.add(make_update([-12, 0], start=(1, 0), staleness=1))
     # ((1, 0) · 12 + 0.1 (0, 12) + 0.1 (-12, 0)) / 1.2
     np.testing.assert_allclose(model, [2 + 9, 1], rtol=1e-6)
     # Not stale: no direction, the smallest weight, alike for all.
@@ -233,3 +233,19 @@ def test_stale_updates_are_ignored_and_are_nobodys_failure():
     assert run_with(100).of("reject") == []
     with pytest.raises(ValueError, match="limit"):
         StalenessLimit(0)
+
+
+# --- Number formats ----------------------------------------------------------------------------
+
+
+def test_an_update_that_is_not_stale_has_no_direction_in_float16_either():
+    """What a client is sent differs from x by rounding, which is no direction of the model."""
+    recorder = Recorder()
+    grid = ScriptedGrid(2, lambda message: update([1e-3, 0.0], dtype=np.float16))
+    strategy = strategy_of(FedACMethod)(
+        buffer_size=1, max_in_flight=1, listeners=[recorder], **virtual(2)
+    )
+    run(strategy, grid, num_versions=6, arrays=model_arrays([1.0, 2.0], np.float16))
+    similarities = [event.report["similarity"] for event in recorder.of("upload")]
+    assert {event.staleness for event in recorder.of("upload")} == {0}
+    assert similarities == [0.0] * 6
