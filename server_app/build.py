@@ -151,6 +151,8 @@ def make_strategy(
 ) -> AsyncStrategy:
     """Return the strategy; what clients need for sketches is added to the train config."""
     method = settings.method
+    on_disk = method.remembers_clients and getattr(method, "memory", "ram") == "file"
+    path = Path(settings.run_dir) / f"{method.name}-memory.bin" if on_disk else None
     if isinstance(method, Sketched):
         probe = make_probe(method, task, model, kind)
         config |= probe.config(method.calibration_transport)
@@ -159,6 +161,7 @@ def make_strategy(
             method=method,
             sketch_fn=probe.sketch_fn(model),
             calibration_arrays=probe.arrays() if as_arrays else None,
+            memory_path=path,
             **common,
         )
     if isinstance(method, FedPACMethod):
@@ -175,8 +178,6 @@ def make_strategy(
             num_features=head.in_features,
             **common,
         )
-    on_disk = method.remembers_clients and getattr(method, "memory", "ram") == "file"
-    path = Path(settings.run_dir) / f"{method.name}-memory.bin" if on_disk else None
     return strategy_of(type(method))(method=method, memory_path=path, **common)
 
 

@@ -8,13 +8,13 @@ from typing import Any
 from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 
-from fedpsa_strategy.methods.base import Given, Sketched, SketchedRule
+from fedpsa_strategy.methods.base import Sketched, SketchedRule
 from fedpsa_strategy.methods.fedpsa import FedPSAMethod
 from fedpsa_strategy.server.callbacks.sketches import Sketches
-from fedpsa_strategy.server.strategy import AsyncStrategy
+from fedpsa_strategy.server.strategies import MethodStrategy
 
 
-class FedPSA(AsyncStrategy):
+class FedPSA(MethodStrategy):
     """Asynchronous buffered aggregation, weighted by how similarly models respond.
 
     The weights and the thermometer that sharpens them are described in
@@ -35,7 +35,8 @@ class FedPSA(AsyncStrategy):
         and again after a failure (the node may have lost it).
     **kwargs : Any
         Settings of `FedPSAMethod` (`buffer_size`, `queue_size`, `gamma`, `delta`, `thermometer`,
-        `audit_fraction`, ...), and arguments of `AsyncStrategy`.
+        `audit_fraction`, ...), `memory_path` for a method that also remembers clients, and
+        arguments of `AsyncStrategy`.
     """
 
     def __init__(
@@ -53,7 +54,6 @@ class FedPSA(AsyncStrategy):
                 f"{method.label} needs sketches: its rule {method.rule.__name__} must be a "
                 "subclass of fedpsa_strategy.methods.base.SketchedRule"
             )
-        self.method = method
         sketches = Sketches(
             sketch_fn,
             seed=kwargs.get("seed", 0),
@@ -63,6 +63,5 @@ class FedPSA(AsyncStrategy):
         )
         if (keys := getattr(sketch_fn, "trainable_keys", None)) is not None:
             kwargs.setdefault("trainable", keys())
-        rule = method.make_rule(Given(kwargs.get("num_clients") or 1, sketches.of_model))
-        super().__init__(rule=rule, **kwargs)
+        super().__init__(method=method, sketch=sketches.of_model, **kwargs)
         self.callbacks.append(sketches)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, ClassVar
 
 from flwr.app import ArrayRecord
+from numpy.typing import NDArray
 
 from fedpsa_strategy.checks import describe_range
 from fedpsa_strategy.methods.ace import ACEMethod
 from fedpsa_strategy.methods.aced import ACEDMethod
 from fedpsa_strategy.methods.area import AREAMethod
-from fedpsa_strategy.methods.base import Given, Method, check_declared
+from fedpsa_strategy.methods.base import Given, Method, Vector, check_declared
 from fedpsa_strategy.methods.ca2fl import CA2FLMethod
 from fedpsa_strategy.methods.fadas import FADASMethod
 from fedpsa_strategy.methods.fedac import FedACMethod
@@ -58,6 +59,8 @@ class MethodStrategy(AsyncStrategy):
     memory_path : str | Path (default: None)
         For methods that remember every client: a file for that memory, which is memory-mapped; None
         keeps it in memory.
+    sketch : Callable[[Vector], Sequence[float]] (default: None)
+        For methods that need sketches, the sketch of a global model; see `FedPSA`.
     **kwargs : Any
         Settings of the method, and arguments of `AsyncStrategy`.
     """
@@ -75,11 +78,12 @@ class MethodStrategy(AsyncStrategy):
         *,
         method: Method | None = None,
         memory_path: str | Path | None = None,
+        sketch: Callable[[Vector], Sequence[float] | NDArray[Any]] | None = None,
         **kwargs: Any,
     ) -> None:
         if method is None:
             method = self.method_type.taken_from(kwargs)
-        if method.needs_sketch:
+        if method.needs_sketch and sketch is None:
             raise ValueError(
                 f"{method.label} needs sketches: use FedPSA(method=..., sketch_fn=...)"
             )
@@ -87,9 +91,11 @@ class MethodStrategy(AsyncStrategy):
             raise ValueError(
                 f"{method.label} remembers every client: say how many, num_clients=..."
             )
-        given = Given(num_clients=kwargs.get("num_clients") or 1)
+        if getattr(method, "memory", "") == "file" and memory_path is None:
+            raise ValueError(f"{method.label} with memory='file': say which file, memory_path=...")
         self.method = method
         self.memory_path = None if memory_path is None else Path(memory_path)
+        given = Given(kwargs.get("num_clients") or 1, sketch)
         super().__init__(rule=method.make_rule(given), **kwargs)
 
     def begin(self, arrays: ArrayRecord, node_ids: Iterable[int] = ()) -> None:

@@ -13,6 +13,7 @@ from fedpsa_strategy import (
     FedFa,
     FedPSA,
     Method,
+    Midpoint,
     NormGuard,
     Rule,
     setting,
@@ -20,6 +21,8 @@ from fedpsa_strategy import (
 from fedpsa_strategy.errors import DivergedError
 from fedpsa_strategy.methods.base import Buffered, Sketched, SketchedRule, check_declared
 from fedpsa_strategy.methods.mapped_memory import MappedMemory
+from fedpsa_strategy.methods.midpoint import MidpointMethod, MidpointRule
+from fedpsa_strategy.methods.remembering import HalfMemory
 from fedpsa_strategy.server.checkpoint import Checkpointer, CheckpointStore
 from fedpsa_strategy.server.strategies import strategy_of
 from support.grids import ScriptedGrid, model_arrays, update
@@ -146,6 +149,37 @@ def test_a_memory_in_a_file_is_still_in_one_after_a_resume(tmp_path):
     parts, whole = resumed_and_whole(make, tmp_path / "checkpoints")
     assert parts == whole
     assert all(isinstance(strategy.rule.memory, MappedMemory) for strategy in made)
+
+
+class SketchingMidpoint(MidpointRule, SketchedRule):
+    pass
+
+
+@pytest.mark.parametrize("memory", ["ram", "half", "file"])
+def test_a_method_with_sketches_remembers_clients_where_it_is_told_to(tmp_path, memory):
+    made = []
+    both = method(SketchingMidpoint, Sketched, MidpointMethod)(buffer_size=2, memory=memory)
+    path = tmp_path / "memory" if memory == "file" else None
+
+    def make(**more):
+        own = {"sketch_fn": sketch, "memory_path": path, **options(**more)}
+        made.append(FedPSA(method=both, **own))
+        return made[-1]
+
+    parts, whole = resumed_and_whole(make, tmp_path / "checkpoints")
+    assert parts == whole
+    kind = {"ram": dict, "half": HalfMemory, "file": MappedMemory}[memory]
+    assert all(isinstance(strategy.rule.memory, kind) for strategy in made)
+
+
+def test_a_memory_without_a_place_or_a_number_of_clients_is_refused():
+    both = method(SketchingMidpoint, Sketched, MidpointMethod)
+    with pytest.raises(ValueError, match="memory_path"):
+        Midpoint(memory="file", num_clients=5)
+    with pytest.raises(ValueError, match="memory_path"):
+        FedPSA(method=both(memory="file"), sketch_fn=sketch, num_clients=5)
+    with pytest.raises(ValueError, match="num_clients"):
+        FedPSA(method=both(), sketch_fn=sketch)
 
 
 class EveryUpload(Rule):
