@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-from fedpsa_strategy import FedPSA, UniformLatency
+from fedpsa_strategy import FedPSA, UniformLatency, WallClock
 from fedpsa_strategy.methods.registry import METHODS
 from fedpsa_strategy.server.callbacks import NormGuard, StalenessLimit
 from fedpsa_strategy.server.options import Training
@@ -279,13 +279,15 @@ PLAIN = {
 
 def replayed(plain, recorder, *, limit=None, longest=None):
     """Go through what happened; return the plain simulator's versions."""
-    tasks, in_flight, total = {}, 0, {}
+    tasks, in_flight, total = {}, 0, {"clients": set(), "most": 0}
     for event in recorder:
         if event.kind == "dispatch":
             lr = LR * DECAY**plain.version
             start = plain.start_for(event.client)
             tasks[event.sequence] = (start, plain.state, plain.version, lr, event.time)
             in_flight += 1
+            total["clients"].add(event.client)
+            total["most"] = max(total["most"], in_flight)
         elif event.kind in ("upload", "reject"):
             start, state, version, lr, made = tasks.pop(event.sequence)
             tau = plain.version - version
@@ -316,7 +318,7 @@ def replayed(plain, recorder, *, limit=None, longest=None):
 # --- The loop ----------------------------------------------------------------------------------
 
 
-def went(method, own, nodes, *, callbacks=(), num_versions=40, grid_type=ScriptedGrid, **kw):
+def went(method, own, nodes, *, callbacks=(), num_versions=25, grid_type=ScriptedGrid, **kw):
     """Run the method on the loop; return its versions and the events."""
 
     def behaviour(message):
@@ -363,18 +365,18 @@ def went(method, own, nodes, *, callbacks=(), num_versions=40, grid_type=Scripte
     return [versions[number] for number in range(1, len(versions))], recorder
 
 
-def check(method, num_clients, *, buffer_size=3, limit=None, longest=None, **kw):
+def check(method, nodes, *, buffer_size=3, limit=None, longest=None, **kw):
     kind, own = PLAIN[method]
     own = dict(own)
     if "buffer-size" in METHODS[method].setting_keys():
         own["buffer_size"] = buffer_size
         kind = type(kind.__name__, (kind,), {"buffer_size": buffer_size})
     if "clock" not in kw:
-        kw = virtual(num_clients, UniformLatency(low=5, high=60, seed=4)) | kw
+        kw = virtual(nodes, UniformLatency(low=5, high=60, seed=4)) | kw
     callbacks = [] if limit is None else [StalenessLimit(limit)]
     callbacks += [] if longest is None else [NormGuard(longest, action="clip")]
-    made, recorder = went(method, own, num_clients, callbacks=callbacks, **kw)
-    expected, total = replayed(kind(num_clients), recorder, limit=limit, longest=longest)
+    made, recorder = went(method, own, nodes, callbacks=callbacks, **kw)
+    expected, total = replayed(kind(nodes), recorder, limit=limit, longest=longest)
     assert len(made) == len(expected) >= 5
     for (model, state), (other, other_state) in zip(made, expected, strict=True):
         np.testing.assert_allclose(model, other, rtol=1e-9, atol=1e-10)
@@ -411,3 +413,32 @@ def test_with_a_limit_on_staleness(method):
 @pytest.mark.parametrize("method", PLAIN)
 def test_with_clipped_updates(method):
     assert check(method, 9, longest=LONGEST)["clipped"] > 5
+
+
+# --- Real time ---------------------------------------------------------------------------------
+
+
+class Uneven(ScriptedGrid):
+    """Nodes answer sooner or later; one more joins on the way."""
+
+    def __init__(self, num_nodes, behaviour):
+        super().__init__(num_nodes - 1, behaviour, delay=self.soon_or_late)
+        self.late = max(self.nodes) + 1
+
+    def soon_or_late(self, message):
+        seed = message.content["config"].get("seed", 0) if "config" in message.content else 0
+        return 0.5 + seed % 7
+
+    def get_node_ids(self):
+        if self.time.now > 4 and self.late not in self.nodes:
+            self.nodes.append(self.late)
+        return super().get_node_ids()
+
+
+@pytest.mark.parametrize("method", PLAIN)
+@pytest.mark.parametrize("queued", [0, 2])
+def test_in_real_time_with_tasks_that_wait_and_a_client_that_joins_late(method, queued):
+    more = {"max_in_flight": 9, "queued_per_node": queued, "min_available_nodes": 4}
+    made = check(method, 6, clock=WallClock(), num_clients=6, grid_type=Uneven, **more)
+    assert 5 in made["clients"]
+    assert (made["most"] > 6) == (queued > 0 and not METHODS[method].rounds)
