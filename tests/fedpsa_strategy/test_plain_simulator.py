@@ -12,6 +12,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from fedpsa_strategy import FedPSA, UniformLatency, WallClock
 from fedpsa_strategy.methods.registry import METHODS
 from fedpsa_strategy.server.callbacks import NormGuard, StalenessLimit
+from fedpsa_strategy.server.checkpoint import Checkpointer, CheckpointStore
 from fedpsa_strategy.server.options import Training
 from fedpsa_strategy.server.strategies import strategy_of
 from fedpsa_strategy.wire.contract import MARK, STATES, mark
@@ -362,7 +363,7 @@ def went(method, own, nodes, *, callbacks=(), num_versions=25, grid_type=Scripte
         evaluate_fn=evaluate,
         config={"lr": LR},
     )
-    return [versions[number] for number in range(1, len(versions))], recorder
+    return [versions[number] for number in sorted(versions) if number], recorder
 
 
 def check(method, nodes, *, buffer_size=3, limit=None, longest=None, **kw):
@@ -442,3 +443,65 @@ def test_in_real_time_with_tasks_that_wait_and_a_client_that_joins_late(method, 
     made = check(method, 6, clock=WallClock(), num_clients=6, grid_type=Uneven, **more)
     assert 5 in made["clients"]
     assert (made["most"] > 6) == (queued > 0 and not METHODS[method].rounds)
+
+
+# --- Interruptions -----------------------------------------------------------------------------
+
+
+class Stopped(BaseException):
+    """What a grid says when the run has been ended elsewhere."""
+
+
+class Ends(ScriptedGrid):
+    """A grid that ends the run after some pulls."""
+
+    pulls = None
+
+    def pull_messages(self, message_ids):
+        if self.pulls is not None and self.outstanding_train:
+            if self.pulls == 0:
+                raise Stopped
+            self.pulls -= 1
+        return super().pull_messages(message_ids)
+
+
+PLACES = [(name, "ram") for name in PLAIN] + [
+    (name, memory)
+    for name in PLAIN
+    for memory in ("half", "file")
+    if METHODS[name].remembers_clients
+]
+
+
+@pytest.mark.parametrize(("method", "memory"), PLACES)
+def test_resumed_from_any_moment_it_ends_in_the_same_bits(tmp_path, method, memory):
+    _, own = PLAIN[method]
+    if METHODS[method].remembers_clients:
+        own = own | {"memory": memory}
+    if method == "midpoint":
+        own = own | {"shift_grows": True}
+
+    def go(pulls=None, **checkpointer):
+        path = tmp_path / f"memory-{pulls}" if memory == "file" else None
+        place = {} if path is None else {"memory_path": path}
+        return went(
+            method,
+            own,
+            6,
+            callbacks=[StalenessLimit(LIMIT), NormGuard(ratio=1.1, action="clip")],
+            grid_type=type("Grid", (Ends,), {"pulls": pulls}),
+            checkpointer=Checkpointer(**checkpointer),
+            num_versions=12,
+            **virtual(6, UniformLatency(low=5, high=60, seed=4)),
+            **place,
+        )[0]
+
+    whole = go()
+    for pulls in (2, 9, 20):
+        store = CheckpointStore(tmp_path / str(pulls))
+        with pytest.raises(Stopped):
+            go(pulls, store=store)
+        rest = go(resume_from=store.load_newest())
+        assert rest
+        for (model, state), (other, other_state) in zip(rest[::-1], whole[::-1], strict=False):
+            assert (model.tobytes(), state.tobytes()) == (other.tobytes(), other_state.tobytes())
