@@ -9,7 +9,8 @@ so that h is always (1/N) Σ U_i, and each upload makes a version. Source: Chang
 Shelton, Chakraborty, Swami, Oymak, Roy-Chowdhury, Mitigating Participation Imbalance Bias in
 Asynchronous Federated Learning, 2025 (arXiv 2511.19066); the formula is that of its abstract and of
 public code of its first author (xchang1121/AsyncFL). There the memory begins with an update of
-every client from the first model; here it begins empty, as that of the other methods does.
+every client from the first model; here it begins empty, as that of the other methods does. Every
+upload is a whole step of the mean: the more clients work at once, the smaller η has to be.
 """
 
 from __future__ import annotations

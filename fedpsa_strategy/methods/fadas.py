@@ -86,7 +86,7 @@ class FADASMethod(Buffered):
         aggregated="updates Δ",
         when="every K uploads",
         weight="1/K, then AMSGrad with η, or min(η, 1/τ_max) beyond a delay of τ_c",
-        memory="(K + 3)·d",
+        memory="(2K + 3)·d at most: with its update the start of each",
     )
 
     adaptive_lr: float = setting(0.001, "η of AMSGrad at the server", above=0)

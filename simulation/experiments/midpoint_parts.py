@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from fedpsa_strategy.methods.base import Sketched, SketchedRule, Update, Vector
 from fedpsa_strategy.methods.fedpsa import cosine, softmax
 from fedpsa_strategy.methods.midpoint import MidpointMethod, MidpointRule
@@ -82,11 +80,11 @@ class KappaResidualsRule(MidpointRule, SketchedRule):
         last = self.memory.get(update.client)
         self.residuals.append(update.delta - last if last is not None else update.delta)
         if len(self.residuals) == self.settings.buffer_size:
-            weights = softmax(self.kappas, _TEMPERATURE)
+            weights, number = softmax(self.kappas, _TEMPERATURE), self.model.dtype.type
             # What the rule adds of the last one comes on top of this.
             self.residual[:] = -self.residuals[-1]
             for weight, residual in zip(weights, self.residuals, strict=True):
-                self.residual += np.float32(weight * len(weights)) * residual
+                self.residual += number(weight * len(weights)) * residual
             self.residuals, self.kappas = [], []
         return super().add(update)
 

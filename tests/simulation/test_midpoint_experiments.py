@@ -52,6 +52,15 @@ def test_residuals_are_weighted_by_kappa():
     np.testing.assert_allclose(again, found + np.float32([0.5 + 1, 0.5]), rtol=1e-6)
 
 
+def test_residuals_of_a_model_in_double_precision_are_weighted_in_it():
+    rule = KappaResiduals(**PLAIN).make_rule(Given(4, sketch=lambda model: [1.0, 0.0]))
+    rule.start(np.zeros(2))
+    rule.add(make_update([1, 0], client=0, sketch=[1.0, 0.0]))
+    found = rule.add(make_update([0, 1], client=1, sketch=[0.0, 1.0]))
+    share = np.exp(2) / (np.exp(2) + 1)
+    np.testing.assert_allclose(found, [share, 1 - share], rtol=1e-14)
+
+
 @pytest.mark.parametrize("part", midpoint.PARTS)
 def test_every_part_is_a_method(part):
     assert find_method(str(midpoint.PARTS[part]["strategy"])).rule
