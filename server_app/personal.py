@@ -50,7 +50,8 @@ def personal_accuracy(
     total = 0.0
     for arrays, counts in heads.values():
         tensors = {key.rsplit(".", 1)[-1]: torch.from_numpy(value) for key, value in arrays.items()}
-        guesses = nn.functional.linear(features, tensors["weight"], tensors.get("bias")).argmax(1)
+        weight = tensors["weight"]  # a vector of the server's, wider than a model in 16 bits
+        guesses = nn.functional.linear(features.to(weight), weight, tensors.get("bias")).argmax(1)
         hits = torch.bincount(shard.y[guesses == shard.y], minlength=num_classes).double()
         shares = torch.from_numpy(counts).double() * (per_class > 0)
         accuracy = hits / per_class.clamp(min=1)

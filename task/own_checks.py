@@ -85,8 +85,11 @@ def check_cross_entropy(model: nn.Module, shard: Shard, loss_fn: LossFn, why: st
         and not targets.is_floating_point()
         and outputs.shape[1] > 1
     ):
-        expected = functional.cross_entropy(outputs, targets, reduction="none")
-        if torch.allclose(loss_fn(outputs, targets).flatten(), expected, rtol=1e-3, atol=1e-6):
+        expected = functional.cross_entropy(outputs.double(), targets, reduction="none")
+        found = loss_fn(outputs, targets).flatten().double()
+        precision = torch.finfo(outputs.dtype).eps
+        rtol, atol = max(1e-3, 4 * precision), max(1e-6, precision)
+        if torch.allclose(found, expected, rtol=rtol, atol=atol):
             return
     raise TaskError(f"{why} trains with cross-entropy on classes, but this task's loss is another")
 

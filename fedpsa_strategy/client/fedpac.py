@@ -75,7 +75,8 @@ def train_from_message(
     def drawn(some: Tensor) -> Tensor:
         features = encoder(x[some])
         loss = functional.cross_entropy(head(features), y[some])
-        return loss + settings.alignment * functional.mse_loss(features, targets[y[some]])
+        near = functional.mse_loss(features, targets[y[some]].to(features))
+        return loss + settings.alignment * near
 
     loss = _descend(
         [*encoder.parameters()],
@@ -93,9 +94,10 @@ def train_from_message(
 
 
 def _features(model: nn.Module, encoder: nn.Module, x: Tensor) -> Tensor:
+    """Return the features of all samples, in float32, as statistics travel."""
     model.eval()
     with torch.no_grad():
-        return torch.cat([encoder(part) for part in torch.split(x, _STATISTICS_BATCH)])
+        return torch.cat([encoder(part) for part in torch.split(x, _STATISTICS_BATCH)]).float()
 
 
 def _class_means(features: Tensor, y: Tensor, counts: Tensor) -> Tensor:

@@ -360,3 +360,43 @@ def test_a_base_that_depends_on_more_than_the_seed_is_refused(monkeypatch):
     name = install(monkeypatch, **functions)
     with pytest.raises(Exception, match="load the same base model on both sides"):
         run_task(name, versions=2)
+
+
+class Normed(nn.Module):
+    """An encoder with BatchNorm and a linear head."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU())
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x):
+        return self.head(self.encoder(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("strategy", ["fedpac", "midpoint", "fedac"])
+def test_models_in_all_number_formats(monkeypatch, strategy, dtype):
+    def data(seed, size):
+        x = torch.randn(size, 4, generator=torch.Generator().manual_seed(seed))
+        return x.to(dtype), (x[:, 0] > 0).long()
+
+    def make_model(seed):
+        torch.manual_seed(seed)
+        return Normed().to(dtype)
+
+    name = install(
+        monkeypatch,
+        make_model=make_model,
+        train_data=lambda config: data(int(config["partition-id"]), 40),
+        test_data=lambda: data(99, 200),
+        # As one would write it for a model in 16 bits.
+        loss=lambda outputs, targets: cross_entropy(
+            outputs.to(torch.promote_types(outputs.dtype, torch.float32)), targets
+        ),
+    )
+    result, events, *_ = run_task(name, strategy=strategy, versions=8, audit_fraction=0.0)
+    assert events.of("evaluate")[-1].metrics["accuracy"] > 0.7
+    if strategy == "fedpac":
+        assert events.of("evaluate")[-1].metrics["personal-accuracy"] > 0.7
+    assert result.arrays["encoder.1.running_var"].numpy().min() > 0
