@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,8 +12,8 @@ from flwr.app import Error, Message
 
 from simulation.engines.cluster.machines import Resources, counted, num_slots
 from simulation.engines.cluster.tasks import execute
-from simulation.engines.local.pool import CLIENT_APP_CRASHED, Job
-from simulation.engines.local.worker import EMPTY_STATE, Setup
+from simulation.engines.local.pool import CLIENT_APP_CRASHED, Job, Pool
+from simulation.engines.local.worker import Setup
 from simulation.errors import RunFailed
 
 log = logging.getLogger("flwr")
@@ -26,13 +24,12 @@ _LOOK_SECONDS = 2.0  # between two looks at the size of the cluster
 _WARN_SECONDS = 60.0
 
 
-class RayPool:
+class RayPool(Pool):
     """Executes messages as Ray tasks on whatever machines the cluster has at the moment.
 
-    A node has one job at a time, because a job starts from the state in which the node's last one
-    left it. For every job that the cluster can work on, one more waits there. Ray executes a task
-    again whose process or machine is lost; a task is a pure function of its message, its state and
-    the node's data, so that nobody notices.
+    For every job that the cluster can work on, one more waits there. Ray executes a task again
+    whose process or machine is lost; a task is a pure function of its message, its state and the
+    node's data, so that nobody notices.
 
     Parameters
     ----------
@@ -43,77 +40,27 @@ class RayPool:
     """
 
     def __init__(self, setup: Setup, each: Resources) -> None:
-        self._setup = setup
+        super().__init__(setup)
         self._each = each
         self._execute: Any = ray.remote(execute).options(**each.options, max_retries=_RETRIES)
         self._shared = ray.put(replace(setup, node_configs={}))
-        self._pending: deque[Job] = deque()
         self._running: dict[Any, Job] = {}
-        self._states: dict[int, bytes] = {}
-        self._busy_nodes: set[int] = set()
-        self._done: dict[str, Message] = {}
-        self._has_news = False  # whether there are replies since the last `collect`
         self._slots, self._looked, self._warned = 0, 0.0, 0.0
-        self._closed = False
-
-    def submit(self, message: Message) -> None:
-        """Take a message to be executed as soon as there is room and the node is free."""
-        self._check_open()
-        self._pending.append(Job(message))
-        self._dispatch()
-
-    def collect(self, message_ids: Sequence[str]) -> list[Message]:
-        """Return the replies to these messages that are there, each once.
-
-        Messages that still wait for room are executed in the order of these ids from now on.
-        """
-        rank = {key: place for place, key in enumerate(message_ids)}
-        last = len(rank)
-        self._pending = deque(sorted(self._pending, key=lambda job: rank.get(job.message_id, last)))
-        self._take_arrivals()
-        self._has_news = False
-        return [self._done.pop(key) for key in message_ids if key in self._done]
-
-    def wait(self, timeout: float) -> bool:
-        """Wait until there is a reply that was not there at the last `collect`."""
-        give_up = time.monotonic() + timeout
-        while True:
-            self._take_arrivals(max(0.0, min(give_up - time.monotonic(), _LOOK_SECONDS)))
-            if self._has_news:
-                return True
-            if time.monotonic() >= give_up:
-                return False
 
     def close(self) -> None:
         """End all tasks, whatever they are doing."""
-        self._closed = True
-        self._pending.clear()
+        super().close()
         for task in self._running:
             ray.cancel(task, force=True)
         self._running.clear()
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise RuntimeError("the grid is closed")
-
     def _dispatch(self) -> None:
         """Give the cluster as many jobs as it can work on, and as many to go on with."""
-        room = 2 * self._num_slots() - len(self._running)
-        for job in list(self._pending):
-            if room <= 0:
-                return
-            if job.node_id in self._busy_nodes:
-                continue
-            self._pending.remove(job)
-            self._busy_nodes.add(job.node_id)
-            task = self._execute.remote(
-                self._shared,
-                dict(self._setup.node_configs[job.node_id]),
-                job.message,
-                self._states.get(job.node_id, EMPTY_STATE),
-            )
+        room = 2 * self._num_slots()
+        while len(self._running) < room and (job := self._claim_next()) is not None:
+            node_config = dict(self._setup.node_configs[job.node_id])
+            task = self._execute.remote(self._shared, node_config, job.message, self._state(job))
             self._running[task] = job
-            room -= 1
 
     def _num_slots(self) -> int:
         """Return how many jobs the cluster can work on; machines come and go."""
@@ -132,8 +79,8 @@ class RayPool:
         return self._slots
 
     def _take_arrivals(self, timeout: float = 0.0) -> None:
-        """Take the results that are there, or come within a time, and give out jobs."""
         self._check_open()
+        timeout = min(timeout, _LOOK_SECONDS)
         if not self._running:
             self._dispatch()
         tasks = list(self._running)
@@ -164,11 +111,7 @@ class RayPool:
         except ray.exceptions.RayError as error:
             self._lost(job, error)
             return
-        if state is not None:
-            self._states[job.node_id] = state
-        self._done[job.message_id] = reply
-        self._busy_nodes.discard(job.node_id)
-        self._has_news = True
+        self._finish(job, reply, state)
 
     def _lost(self, job: Job, error: Exception) -> None:
         """Do a job again that was lost more often than Ray itself tries it."""

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import TracebackType
-from typing import Protocol, Self
+from collections.abc import Callable, Iterable, Mapping
+from typing import Self
 
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
 from simulation.engines.local.internals import SERVER_NODE_ID, act_as, give_id
-from simulation.engines.local.pool import WorkerPool
+from simulation.engines.local.pool import Pool, WorkerPool
 from simulation.engines.local.worker import Setup
 from simulation.environment import ConfigValue
 from simulation.objects import given
@@ -25,22 +24,6 @@ from simulation.objects import given
 CLIENT_APP = "client_app.app:app"
 
 _FIRST_NODE_ID = 1000
-
-
-class Pool(Protocol):
-    """What executes messages."""
-
-    def submit(self, message: Message) -> None:
-        """Take a message to be executed as soon as there is room and the node is free."""
-
-    def collect(self, message_ids: Sequence[str]) -> list[Message]:
-        """Return the replies to these messages that are there, each once."""
-
-    def wait(self, timeout: float) -> bool:
-        """Wait until there is a reply that was not there at the last `collect`."""
-
-    def close(self) -> None:
-        """End everything, whatever it is doing."""
 
 
 class VirtualNodes(Grid):
@@ -167,12 +150,7 @@ class VirtualNodes(Grid):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -51,14 +52,95 @@ class Job:
         return self.message.metadata.message_id
 
 
-class WorkerPool:
-    """Executes messages in worker processes, in this process, or both.
+class Pool(ABC):
+    """Executes messages to nodes, and keeps their replies until they are collected.
 
     A node has one job at a time, because a job starts from the state in which the node's last one
-    left it. While there is enough to do, a worker has its next job waiting beside the one it works
-    on. A worker that dies is replaced and its jobs are done again.
+    left it. A pool has no thread of its own: it takes in what has arrived when it is called.
+    """
 
-    The pool has no thread of its own: it takes in what workers have sent when it is called.
+    def __init__(self, setup: Setup) -> None:
+        self._setup = setup
+        self._pending: deque[Job] = deque()
+        self._states: dict[int, bytes] = {}
+        self._busy_nodes: set[int] = set()
+        self._done: dict[str, Message] = {}
+        self._has_news = False  # whether there are replies since the last `collect`
+        self._closed = False
+
+    def submit(self, message: Message) -> None:
+        """Take a message to be executed as soon as there is room and the node is free."""
+        self._check_open()
+        self._pending.append(Job(message))
+        self._dispatch()
+
+    def collect(self, message_ids: Sequence[str]) -> list[Message]:
+        """Return the replies to these messages that are there, each once.
+
+        Messages that still wait for room are executed in the order of these ids from now on.
+        """
+        rank = {key: place for place, key in enumerate(message_ids)}
+        last = len(rank)
+        self._pending = deque(sorted(self._pending, key=lambda job: rank.get(job.message_id, last)))
+        self._take_arrivals()
+        self._has_news = False
+        return [self._done.pop(key) for key in message_ids if key in self._done]
+
+    def wait(self, timeout: float) -> bool:
+        """Wait until there is a reply that was not there at the last `collect`."""
+        give_up = time.monotonic() + timeout
+        while True:
+            self._take_arrivals(max(0.0, give_up - time.monotonic()))
+            if self._has_news:
+                return True
+            if time.monotonic() >= give_up:
+                return False
+
+    def close(self) -> None:
+        """End everything, whatever it is doing."""
+        self._closed = True
+        self._pending.clear()
+
+    @abstractmethod
+    def _dispatch(self) -> None:
+        """Give out as many jobs as there is room for."""
+
+    @abstractmethod
+    def _take_arrivals(self, timeout: float = 0.0) -> None:
+        """Take the results that are there, or come within a time, and give out jobs."""
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError("the grid is closed")
+
+    def _next(self) -> Job | None:
+        """Return the most urgent job whose node is free."""
+        return next((job for job in self._pending if job.node_id not in self._busy_nodes), None)
+
+    def _claim_next(self) -> Job | None:
+        job = self._next()
+        if job is not None:
+            self._pending.remove(job)
+            self._busy_nodes.add(job.node_id)
+        return job
+
+    def _state(self, job: Job) -> bytes:
+        return self._states.get(job.node_id, EMPTY_STATE)
+
+    def _finish(self, job: Job, reply: Message, state: bytes | None = None) -> None:
+        """Take the reply to a job, and its node's state after it; None: unchanged."""
+        if state is not None:
+            self._states[job.node_id] = state
+        self._done[job.message_id] = reply
+        self._busy_nodes.discard(job.node_id)
+        self._has_news = True
+
+
+class WorkerPool(Pool):
+    """Executes messages in worker processes, in this process, or both.
+
+    While there is enough to do, a worker has its next job waiting beside the one it works on. A
+    worker that dies is replaced and its jobs are done again.
 
     Parameters
     ----------
@@ -71,15 +153,9 @@ class WorkerPool:
     """
 
     def __init__(self, num_workers: int, setup: Setup, *, train_here: bool = False) -> None:
-        self._setup = setup
+        super().__init__(setup)
         self._runner = Runner(setup) if train_here or not num_workers else None
-        self._pending: deque[Job] = deque()
-        self._states: dict[int, bytes] = {}
-        self._busy_nodes: set[int] = set()
-        self._done: dict[str, Message] = {}
-        self._has_news = False  # whether there are replies since the last `collect`
         self._failed_starts = 0
-        self._closed = False
         self._workers = [_Worker(index, setup) for index in range(num_workers)]
 
     @property
@@ -88,46 +164,23 @@ class WorkerPool:
         self._take_arrivals()
         return [worker.process.pid for worker in self._workers]
 
-    def submit(self, message: Message) -> None:
-        """Take a message to be executed as soon as a worker and the node are free."""
-        self._check_open()
-        self._pending.append(Job(message))
-        self._dispatch()
-
     def collect(self, message_ids: Sequence[str]) -> list[Message]:
-        """Return the replies to these messages that are there, each once.
-
-        Messages that still wait for a worker are executed in the order of these ids from now on.
-        If no reply is there, a process that executes messages itself now executes the first one.
-        """
-        rank = {key: place for place, key in enumerate(message_ids)}
-        last = len(rank)
-        self._pending = deque(sorted(self._pending, key=lambda job: rank.get(job.message_id, last)))
-        self._take_arrivals()
-        if self._runner is not None and not any(key in self._done for key in message_ids):
+        """Do the same; if nothing is there, execute the first message if that is done here."""
+        replies = super().collect(message_ids)
+        if not replies and self._runner is not None:
             self._execute_next(self._runner)
-        self._has_news = False
-        return [self._done.pop(key) for key in message_ids if key in self._done]
+            replies = super().collect(message_ids)
+        return replies
 
     def wait(self, timeout: float) -> bool:
-        """Wait until there is a reply that was not there at the last `collect`.
-
-        A process that executes messages itself does not wait while there is one to execute.
-        """
+        """Do the same, but not while there is a message to execute here."""
         if self._runner is not None and self._next() is not None:
             return True
-        give_up = time.monotonic() + timeout
-        while True:
-            self._take_arrivals(max(0.0, give_up - time.monotonic()))
-            if self._has_news:
-                return True
-            if time.monotonic() >= give_up:
-                return False
+        return super().wait(timeout)
 
     def close(self) -> None:
         """End all workers, whatever they are doing."""
-        self._closed = True
-        self._pending.clear()
+        super().close()
         for worker in self._workers:
             worker.signal(signal.SIGTERM)
         for worker in self._workers:
@@ -157,33 +210,12 @@ class WorkerPool:
         # A copy, as on the way to a worker: a ClientApp that writes into its message must not
         # write into the server's memory.
         message = pickle.loads(pickle.dumps(job.message))
-        reply, self._states[job.node_id] = runner.run(message, self._state(job))
-        self._finish(job, reply)
+        self._finish(job, *runner.run(message, self._state(job)))
         self._dispatch()
-
-    def _next(self) -> Job | None:
-        """Return the most urgent job whose node is free."""
-        return next((job for job in self._pending if job.node_id not in self._busy_nodes), None)
-
-    def _claim_next(self) -> Job | None:
-        job = self._next()
-        if job is not None:
-            self._pending.remove(job)
-            self._busy_nodes.add(job.node_id)
-        return job
-
-    def _state(self, job: Job) -> bytes:
-        return self._states.get(job.node_id, EMPTY_STATE)
-
-    def _finish(self, job: Job, reply: Message) -> None:
-        self._done[job.message_id] = reply
-        self._busy_nodes.discard(job.node_id)
-        self._has_news = True
 
     # --- What workers send ----------------------------------------------------------------------
 
     def _take_arrivals(self, timeout: float = 0.0) -> None:
-        """Take what workers have sent, or send within a time, and hand out jobs."""
         self._check_open()
         by_connection: dict[Any, _Worker] = {each.connection: each for each in self._workers}
         for connection in connections.wait(by_connection, timeout):
@@ -199,10 +231,6 @@ class WorkerPool:
             else:
                 self._take_greeting(worker, arrived)
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise RuntimeError("the grid is closed")
-
     def _take_greeting(self, worker: _Worker, problem: str) -> None:
         """Hear from a new worker that it is ready, or that the app cannot be loaded."""
         if problem:
@@ -212,10 +240,7 @@ class WorkerPool:
         self._dispatch()
 
     def _take_outcome(self, worker: _Worker, reply: Message, state: bytes | None) -> None:
-        job = worker.jobs.popleft()
-        if state is not None:  # None: unchanged
-            self._states[job.node_id] = state
-        self._finish(job, reply)
+        self._finish(worker.jobs.popleft(), reply, state)
         self._dispatch()
 
     def _replace(self, worker: _Worker) -> None:
