@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 _NUMBERS = tuple(
@@ -58,12 +58,7 @@ class StopSignals:
                 self._listen()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _kind: object, error: object, _trace: object) -> None:
         self._restore()
         if self._received is None or error is not self._forced:
             return

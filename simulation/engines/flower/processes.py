@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 from simulation.engines.flower.guard import start_guard
@@ -199,12 +199,7 @@ class ProcessGroup:
             child.process.kill()
             child.wait()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with self._restore, _signal_handlers(self._set_hurry):
             survivors = end_processes(self.alive, grace=self.grace, hurry=self._hurry.is_set)
             self.alive()  # collects the exit codes of the last ones
