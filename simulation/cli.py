@@ -18,7 +18,7 @@ from simulation.app_config import check_keys, default_run_config, read_config
 from simulation.arguments import FiniteRange, Setting, folded, parse_value, ray_address_option
 from simulation.combinations import combinations, is_sweep
 from simulation.command import LaunchCommand
-from simulation.environment import ConfigValue
+from simulation.environment import APP, ConfigValue
 from simulation.errors import Refused
 from simulation.experiments import commands as experiments
 from simulation.experiments.choices import SEEDS, jobs_option
@@ -84,7 +84,7 @@ def _common(function: Callable[..., Any]) -> Callable[..., Any]:
             click.option(
                 "--app",
                 type=Path,
-                default=launch.APP,
+                default=APP,
                 show_default="this repository",
                 metavar="DIR",
                 help="Folder of the Flower app.",
@@ -342,7 +342,7 @@ def _show(
 ) -> int:
     import tomli_w
 
-    if arguments.app.resolve() == launch.APP:
+    if arguments.app.resolve() == APP:
         from server_app.settings import Settings
 
         settings = Settings.from_run_config(settings).to_run_config()
@@ -354,14 +354,14 @@ def _show(
 def _sweep(arguments: SimpleNamespace, engine: str) -> int:
     from simulation.sweeps import Sweep
 
-    if arguments.app.resolve() != launch.APP:
+    if arguments.app.resolve() != APP:
         raise Refused("a sweep runs this repository's app: --app goes with single runs.")
     if arguments.run_dir is not None or arguments.show_config:
         raise Refused(
             "a sweep has many runs: --run-dir and --show-config go with single ones; --name names"
             " the folder of all of them."
         )
-    defaults = default_run_config(launch.APP)
+    defaults = default_run_config(APP)
     folder = launch.named_folder(arguments.name, None) or arguments.cells
     sweep = Sweep(
         [

@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Iterator
 
 from fedpsa_strategy.cli.doctor import NOTE, OK, Finding
-from simulation.launch import APP
+from simulation.environment import APP
 from simulation.machine import cpu_model, num_cores
 
 _PATIENCE = 10.0  # seconds

@@ -17,6 +17,9 @@ from pathlib import Path
 
 ConfigValue = bool | int | float | str
 
+APP = Path(__file__).resolve().parents[1]
+"""The folder of this repository and its app."""
+
 TOKEN_VARIABLE = "FEDPSA_LAUNCH_TOKEN"
 """Every process of a launch carries this variable, however it detaches itself."""
 
@@ -144,7 +147,7 @@ def remove_folder(folder: Path) -> None:
             return
 
 
-def flower_environment(folder: Path, token: str, flwr_home: Path | None = None) -> dict[str, str]:
+def flower_environment(folder: Path, token: str) -> dict[str, str]:
     """Return the environment variables for the processes of one launch.
 
     Parameters
@@ -153,8 +156,6 @@ def flower_environment(folder: Path, token: str, flwr_home: Path | None = None) 
         The launch's private folder; Ray keeps its session there if the path is short enough.
     token : str
         The value of `TOKEN_VARIABLE`.
-    flwr_home : Path | None (default: None)
-        Where Flower keeps its state; a folder inside `folder` by default.
     """
     environment = dict(os.environ)
     # A Ray cluster that is already running somewhere must not get our clients.
@@ -162,7 +163,7 @@ def flower_environment(folder: Path, token: str, flwr_home: Path | None = None) 
     environment.update(
         {
             TOKEN_VARIABLE: token,
-            "FLWR_HOME": str(flwr_home or folder / "flwr"),
+            "FLWR_HOME": str(folder / "flwr"),
             # Nothing here needs the network.
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",

@@ -16,13 +16,10 @@ from simulation.engines.cluster.joining import cluster_address
 from simulation.engines.cluster.run import run_on_cluster
 from simulation.engines.grpc import run_on_processes
 from simulation.engines.ray import run_on_ray
-from simulation.environment import ConfigValue
+from simulation.environment import APP, ConfigValue
 from simulation.errors import Refused
 
 RunConfig = dict[str, ConfigValue]
-
-APP = Path(__file__).resolve().parents[1]
-"""The folder of this repository's app."""
 
 _PATHS = {"run-dir", "data-dir", "cache-dir", "resume"}
 
@@ -123,7 +120,6 @@ def _ray(launch: Launch) -> dict[str, Any]:
 
 def _local(launch: Launch) -> dict[str, Any]:
     # Not at the top: it loads torch, and --help should not wait for that.
-    from simulation.engines.local.app import run_app_locally
     from simulation.engines.local.run import run_locally
     from simulation.machine import num_cores
 
@@ -133,10 +129,14 @@ def _local(launch: Launch) -> dict[str, Any]:
     places = [f"{workers} worker process{'es' if workers > 1 else ''}"] if workers else []
     places += ["this process"] if here or not workers else []
     launch.say(f"Simulating {launch.clients} clients in {' and '.join(places)}.")
-    options: dict[str, Any] = {"workers": workers, "train_here": here, "stream": launch.stream}
-    if launch.app == APP:
-        return run_locally(launch.run_config, **options)
-    return run_app_locally(launch.app, launch.run_config, num_clients=launch.clients, **options)
+    return run_locally(
+        launch.run_config,
+        workers=workers,
+        train_here=here,
+        stream=launch.stream,
+        app_dir=launch.app,
+        num_clients=launch.clients,
+    )
 
 
 def _processes(launch: Launch) -> dict[str, Any]:

@@ -82,8 +82,6 @@ class Deployment:
         also tell the machine's name, unless theirs has another ``host-name``, which may be empty.
     log_dir : Path | None (default: None)
         Folder for the logs of the processes; a temporary one by default.
-    flwr_home : Path | None (default: None)
-        Folder for Flower's state, which is then kept; a temporary one by default.
     database : Path | None (default: None)
         File that keeps the SuperLink's state, so that it knows its nodes and runs again after
         `restart_superlink`; by default the state is in memory.
@@ -108,7 +106,6 @@ class Deployment:
         num_nodes: int = 2,
         node_configs: Sequence[Mapping[str, ConfigValue]] | None = None,
         log_dir: Path | None = None,
-        flwr_home: Path | None = None,
         database: Path | None = None,
         warm: bool = True,
     ) -> None:
@@ -124,9 +121,7 @@ class Deployment:
         self._supernode = (
             [sys.executable, "-m", "fedpsa_strategy.node"] if warm else ["flower-supernode"]
         )
-        self._context = running_superlink(
-            simulation=False, log_dir=log_dir, flwr_home=flwr_home, database=database
-        )
+        self._context = running_superlink(simulation=False, log_dir=log_dir, database=database)
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Deployment:
@@ -254,50 +249,14 @@ def run_on_processes(
     run_config: Mapping[str, ConfigValue],
     *,
     num_nodes: int,
-    node_configs: Sequence[Mapping[str, ConfigValue]] | None = None,
     stream: bool = True,
-    flwr_home: Path | None = None,
     warm: bool = True,
 ) -> dict[str, Any]:
     """Run the app once on a deployment of its own, and leave nothing running.
 
-    Parameters
-    ----------
-    app_dir : Path
-        The folder with the app's pyproject.toml.
-    run_config : Mapping[str, bool | int | float | str]
-        What to change of the app's default run config; ``run-dir`` must be an absolute path, if
-        the app has this setting.
-    num_nodes : int
-        How many SuperNodes to start.
-    node_configs : Sequence[Mapping[str, bool | int | float | str]] | None (default: None)
-        The node config of each node; ``partition-id`` and ``num-partitions`` by default.
-    stream : bool (default: True)
-        Whether to print the run's log.
-    flwr_home : Path | None (default: None)
-        Folder for Flower's state, which is then kept; a temporary one by default.
-    warm : bool (default: True)
-        Whether nodes start ClientApps from a warm process.
-
-    Returns
-    -------
-    dict[str, Any]
-        The summary that the ServerApp wrote; `{"status": "completed"}` for an app that writes none.
-
-    Raises
-    ------
-    RunFailed
-        If the run did not complete; the text says why.
-    KeyboardInterrupt
-        After Ctrl-C, when the run has been stopped and all processes have ended.
+    See `simulation.engines`, and `Deployment` for `num_nodes` and `warm`.
     """
     run_dir = check_run_config(Path(app_dir), run_config)
-    with Deployment(
-        app_dir,
-        num_nodes=num_nodes,
-        node_configs=node_configs,
-        log_dir=log_folder(run_dir),
-        flwr_home=flwr_home,
-        warm=warm,
-    ) as deployment:
+    logs = log_folder(run_dir)
+    with Deployment(app_dir, num_nodes=num_nodes, log_dir=logs, warm=warm) as deployment:
         return deployment.run(run_config, stream=stream)

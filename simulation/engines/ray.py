@@ -20,42 +20,18 @@ def run_on_ray(
     client_cpus: int = 1,
     client_gpus: float = 0.0,
     stream: bool = True,
-    flwr_home: Path | None = None,
 ) -> dict[str, Any]:
-    """Run the app with simulated clients, and leave nothing running.
+    """Run the app with simulated clients, and leave nothing running; see `simulation.engines`.
 
     Parameters
     ----------
-    app_dir : Path
-        The folder with the app's pyproject.toml.
-    run_config : Mapping[str, bool | int | float | str]
-        What to change of the app's default run config; ``run-dir`` must be an absolute path, if
-        the app has this setting.
     num_clients : int
         How many clients Flower simulates.
     num_cpus : int | None (default: None)
         CPUs that Ray may count on, all by default. ``num_cpus / client_cpus`` workers train at
         the same time.
-    client_cpus : int (default: 1)
-        CPUs that one working client takes.
-    client_gpus : float (default: 0.0)
-        GPUs, or the part of one, that one working client takes.
-    stream : bool (default: True)
-        Whether to print the run's log.
-    flwr_home : Path | None (default: None)
-        Folder for Flower's state, which is then kept; a temporary one by default.
-
-    Returns
-    -------
-    dict[str, Any]
-        The summary that the ServerApp wrote; `{"status": "completed"}` for an app that writes none.
-
-    Raises
-    ------
-    RunFailed
-        If the run did not complete; the text says why.
-    KeyboardInterrupt
-        After Ctrl-C, when the run has been stopped and all processes have ended.
+    client_cpus, client_gpus : int, float (default: 1 and 0.0)
+        CPUs and GPUs, or the part of one, that one working client takes.
     """
     app_dir = Path(app_dir).resolve()
     run_dir = check_run_config(app_dir, run_config)
@@ -66,10 +42,6 @@ def run_on_ray(
     }
     if num_cpus is not None:
         federation_config["init-args-num-cpus"] = num_cpus
-    with running_superlink(
-        simulation=True,
-        log_dir=log_folder(run_dir),
-        flwr_home=flwr_home,
-    ) as superlink:
+    with running_superlink(simulation=True, log_dir=log_folder(run_dir)) as superlink:
         run = submit(superlink, app_dir, run_config, federation_config=federation_config)
         return run.wait(echo=print_line if stream else None)

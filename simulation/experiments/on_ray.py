@@ -29,12 +29,12 @@ from simulation.engines.cluster.machines import (
 from simulation.engines.cluster.run import ASK_FIRST_NODE, user_modules
 from simulation.engines.local.grid import CLIENT_APP
 from simulation.engines.local.worker import Setup
+from simulation.environment import APP
 from simulation.experiments.cell_task import Outcome, run_cell, unpack
 from simulation.experiments.cells import Cell
 from simulation.experiments.scheduler import Work
 from simulation.experiments.store import CellStore
 
-_REPOSITORY = Path(__file__).resolve().parents[2]
 _RETRIES = 5  # of a cell whose process or machine is lost
 _GRACE = 30.0  # for the checkpoints of runs that are told to end
 _LOOK_SECONDS = 2.0  # between two looks at the size of the cluster
@@ -145,7 +145,7 @@ def ray_cluster(
     by_data = {cell.settings.data_name: config for cell, config in zip(cells, configs, strict=True)}
     modules = dict.fromkeys(name for config in configs for name in user_modules(config))
     with (
-        code_for_machines(_REPOSITORY, list(modules)) as code,
+        code_for_machines(APP, list(modules)) as code,
         joined(address, code, show_output=False) as joined_address,
         _mark(store.folder) as mark,
     ):

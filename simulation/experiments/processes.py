@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from simulation.engines.flower.processes import Child, ProcessGroup
-from simulation.environment import TOKEN_VARIABLE, ConfigValue, new_token
+from simulation.environment import APP, TOKEN_VARIABLE, ConfigValue, new_token
 from simulation.experiments.cells import Cell
 from simulation.experiments.scheduler import Work
 from simulation.experiments.store import CellStore
 from simulation.machine import circumstances, num_cores
 
-_REPOSITORY = Path(__file__).resolve().parents[2]
 # A run that is told to end writes a checkpoint first, which may be large.
 _GRACE = 30.0
 
@@ -91,9 +90,7 @@ def processes(store: CellStore, *, jobs: int, engine: str) -> Iterator[Processes
     environment = {
         **os.environ,
         TOKEN_VARIABLE: new_token(),
-        "PYTHONPATH": os.pathsep.join(
-            [str(_REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]
-        ),
+        "PYTHONPATH": os.pathsep.join([str(APP), *filter(None, [os.environ.get("PYTHONPATH")])]),
     }
     with ProcessGroup(store.folder, environment=environment, grace=_GRACE) as group:
         yield Processes(store, jobs, engine, group)

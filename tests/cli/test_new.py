@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 from fedpsa_strategy import compare, load
 from fedpsa_strategy.cli import new
 from fedpsa_strategy.cli.main import main
-from simulation.engines.local.app import run_app_locally
+from simulation.engines.local.run import run_locally
 from support.wheel import LIBRARY, build_wheel, make_environment
 
 REFERENCE = "git+https://host.example/fedpsa.git#subdirectory=fedpsa_strategy"
@@ -60,7 +60,7 @@ def test_an_app_made_by_the_wheel_runs_on_the_local_engine(wheel, tmp_path, monk
     findings = {each["subject"]: each for each in json.loads(done.stdout)}
     assert "torch is not installed" in findings["extra torch"]["text"]
     monkeypatch.syspath_prepend(str(app))
-    run_app_locally(app, {}, num_clients=4, workers=0, stream=False)
+    run_locally({}, app_dir=app, num_clients=4, workers=0, stream=False)
     check_run(app)
 
 

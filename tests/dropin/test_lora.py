@@ -18,7 +18,7 @@ MODULES = ("example_task", "client", "server")
 @pytest.fixture
 def run_app(tmp_path, monkeypatch):
     """Run the app's files on the local engine; return what its server wrote."""
-    from simulation.engines.local.app import run_app_locally
+    from simulation.engines.local.run import run_locally
 
     def run(files, **config):
         app, results = tmp_path / "app", tmp_path / "run"
@@ -27,7 +27,7 @@ def run_app(tmp_path, monkeypatch):
         for name, text in files.items():
             (app / name).write_text(text)
         run_config = {"run-dir": str(results)} | {k.replace("_", "-"): v for k, v in config.items()}
-        run_app_locally(app, run_config, num_clients=4, workers=0, stream=False)
+        run_locally(run_config, app_dir=app, num_clients=4, workers=0, stream=False)
         return json.loads((results / "summary.json").read_text())
 
     yield run

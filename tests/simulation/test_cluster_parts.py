@@ -14,8 +14,8 @@ from simulation.engines.cluster.inspection import inspect, versions
 from simulation.engines.cluster.joining import cluster_address, joined
 from simulation.engines.cluster.machines import Machine, Resources, room_text
 from simulation.engines.cluster.run import user_modules
+from simulation.environment import APP
 from simulation.errors import LaunchFailed, Refused
-from simulation.launch import APP
 from support.tiny_app import write_app
 
 

@@ -233,9 +233,7 @@ def test_environment_of_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     with launch_folder() as folder:
         environment = flower_environment(folder, "secret")
         assert environment["FLWR_HOME"].startswith(str(folder))
-        given = flower_environment(folder, "secret", flwr_home=Path("/kept"))
     assert not folder.exists()
-    assert given["FLWR_HOME"] == "/kept"
     assert environment[TOKEN_VARIABLE] == "secret"
     assert "RAY_ADDRESS" not in environment
     assert environment["NO_PROXY"] == "example.org,127.0.0.1,localhost"

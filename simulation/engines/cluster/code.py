@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from simulation.engines.flower.staging import staged_app
-from simulation.environment import launch_folder
+from simulation.environment import APP, launch_folder
 
-_REPOSITORY = Path(__file__).resolve().parents[3]
-_APP = ("client_app", "server_app", "task", "fedpsa_strategy")
+_OURS = ("client_app", "server_app", "task", "fedpsa_strategy")
 _RUNNER = ("simulation", "fedpsa_strategy")  # what any app needs to be run
 _VARIABLES = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -43,10 +42,10 @@ def code_for_machines(app_dir: Path, modules: Sequence[str] = ()) -> Iterator[di
         Modules of the user that are not part of the app, such as an own task.
     """
     with launch_folder() as folder:
-        if app_dir == _REPOSITORY:
+        if app_dir == APP:
             code = folder / "code"
             code.mkdir()
-            _copy(code, [_REPOSITORY / name for name in _APP])
+            _copy(code, [APP / name for name in _OURS])
             yield from _environment(code, modules)
         else:
             with staged_app(app_dir, folder) as code:
@@ -54,7 +53,7 @@ def code_for_machines(app_dir: Path, modules: Sequence[str] = ()) -> Iterator[di
 
 
 def _environment(code: Path, modules: Sequence[str]) -> Iterator[dict[str, Any]]:
-    _copy(code, [_REPOSITORY / name for name in _RUNNER])
+    _copy(code, [APP / name for name in _RUNNER])
     _copy(code, [place for name in modules if (place := _own_module(name)) is not None])
     variables = dict(_VARIABLES)
     if places := [path for path in sys.path if _is_users(path)]:

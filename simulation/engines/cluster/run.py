@@ -15,9 +15,8 @@ from typing import Any
 from simulation.app_config import app_components, default_run_config
 from simulation.engines.cluster.code import code_for_machines
 from simulation.engines.cluster.joining import joined
-from simulation.environment import ConfigValue
+from simulation.environment import APP, ConfigValue
 
-_REPOSITORY = Path(__file__).resolve().parents[3]
 ASK_FIRST_NODE = "simulation.engines.cluster.tasks:ask_first_node"
 """Called on a machine with a `Setup`."""
 
@@ -36,30 +35,15 @@ def run_on_cluster(
 
     Parameters
     ----------
-    app_dir : Path
-        The folder with the app's pyproject.toml.
-    run_config : Mapping[str, bool | int | float | str]
-        What to change of the app's default run config.
     address : str
         Of the cluster: ``host:port``, or "auto" for the one that this machine is part of.
-    num_clients : int
-        How many clients are simulated.
     client_cpus, client_gpus : float (default: 1 and 0.0)
         What one working client takes of a machine.
-    stream : bool (default: True)
-        Whether to show the run's log; warnings are always shown.
-
-    Returns
-    -------
-    dict[str, Any]
-        The summary of the run; `{"status": "completed"}` for an app of somebody else.
 
     Raises
     ------
     LaunchFailed
         If the cluster cannot be joined, or a machine lacks something: the text says which.
-    RunFailed
-        If the run did not complete; the text says why.
     """
     # Not at the top: it loads Ray, and --help should not wait for that.
     from simulation.engines.cluster.machines import (
@@ -70,7 +54,6 @@ def run_on_cluster(
         warn_of_differences,
     )
     from simulation.engines.cluster.pool import RayPool
-    from simulation.engines.local.app import run_app_on_grid
     from simulation.engines.local.grid import VirtualNodes
     from simulation.engines.local.run import run_on_grid
     from simulation.engines.local.worker import Setup
@@ -79,7 +62,7 @@ def run_on_cluster(
     each = Resources(client_cpus, client_gpus)
     _, client_app = app_components(app_dir)
     full = {**default_run_config(app_dir), **run_config}
-    ours = app_dir == _REPOSITORY
+    ours = app_dir == APP
 
     def open_grid(app: str, config: Mapping[str, ConfigValue]) -> VirtualNodes:
         return VirtualNodes(num_clients, config, app, lambda setup: RayPool(setup, each))
@@ -101,13 +84,7 @@ def run_on_cluster(
             [(ASK_FIRST_NODE, Setup(client_app, {}, full, given(full.values())))] if ours else (),
         )
         warn_of_differences(found)
-        if ours:
-            return run_on_grid(
-                run_config,
-                lambda settings: open_grid(client_app, settings.to_run_config()),
-                stream=stream,
-            )
-        return run_app_on_grid(app_dir, run_config, open_grid, stream=stream)
+        return run_on_grid(app_dir, run_config, open_grid, stream=stream)
 
 
 def user_modules(run_config: Mapping[str, Any]) -> list[str]:

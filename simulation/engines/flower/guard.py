@@ -14,13 +14,13 @@ import sys
 from pathlib import Path
 
 from simulation.engines.flower.process_table import end_processes, find_launched
-from simulation.environment import TOKEN_VARIABLE, remove_folder
+from simulation.environment import APP, TOKEN_VARIABLE, remove_folder
 
 
 def start_guard(token: str, folder: Path | None) -> subprocess.Popen[bytes]:
     """Start the guard of a launch; closing its `stdin` sets it off."""
     environment = {k: v for k, v in os.environ.items() if k != TOKEN_VARIABLE}
-    environment["PYTHONPATH"] = str(Path(__file__).resolve().parents[3])
+    environment["PYTHONPATH"] = str(APP)
     arguments = [token] if folder is None else [token, str(folder)]
     return subprocess.Popen(
         [sys.executable, "-m", "simulation.engines.flower.guard", *arguments],

@@ -223,7 +223,6 @@ def running_superlink(
     *,
     simulation: bool,
     log_dir: Path | None = None,
-    flwr_home: Path | None = None,
     database: Path | None = None,
 ) -> Iterator[SuperLink]:
     """Start a SuperLink in surroundings of its own, and end everything afterwards.
@@ -234,13 +233,11 @@ def running_superlink(
         Whether it simulates its SuperNodes with Ray, or waits for real ones.
     log_dir : Path | None (default: None)
         Folder for the logs of the processes; a temporary one by default.
-    flwr_home : Path | None (default: None)
-        Folder for Flower's state, which is then kept; a temporary one by default.
     database : Path | None (default: None)
         File that keeps the SuperLink's state; by default it is in memory.
     """
     with launch_folder() as folder:
-        environment = flower_environment(folder, new_token(), flwr_home)
+        environment = flower_environment(folder, new_token())
         with ProcessGroup(
             log_dir or folder / "logs", environment=environment, folder=folder
         ) as group:

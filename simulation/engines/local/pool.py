@@ -16,12 +16,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing import connection as connections
-from pathlib import Path
 from typing import Any
 
 from flwr.app import Error, Message
 
 from simulation.engines.local.worker import EMPTY_STATE, Runner, Setup
+from simulation.environment import APP
 from simulation.errors import RunFailed
 
 log = logging.getLogger("flwr")
@@ -29,7 +29,6 @@ log = logging.getLogger("flwr")
 CLIENT_APP_CRASHED = 8
 """Flower's error code for a ClientApp that took its process with it."""
 
-_REPOSITORY = Path(__file__).resolve().parents[3]
 _MOST_CRASHES = 3  # of one job, or of workers that did not even start
 _GRACE = 1.0  # seconds between the request to end and the end by force
 
@@ -278,7 +277,7 @@ class _Worker:
         self.ready = False
         self.jobs: deque[Job] = deque()  # the first one is at work
         self.connection, theirs = Pipe()
-        search = os.pathsep.join(filter(None, (str(_REPOSITORY), os.environ.get("PYTHONPATH"))))
+        search = os.pathsep.join(filter(None, (str(APP), os.environ.get("PYTHONPATH"))))
         with theirs:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "simulation.engines.local.worker", str(theirs.fileno())],
