@@ -28,7 +28,7 @@ from fedpsa_strategy.wire.layout import Layout
 from server_app.build import build_experiment, make_task
 from server_app.method_settings import SettingsError
 from server_app.no_effect import without_effect
-from server_app.places import run_name, runs_folder, unused
+from server_app.places import STOP_REQUEST, run_name, runs_folder, unused
 from server_app.resume import checkpoint_store, limits_of, load_checkpoint
 from server_app.run_dir import CURVE, RunDir, RunDirError, model_sha256
 from server_app.settings import Settings
@@ -127,7 +127,7 @@ def _run(
                 stack.enter_context(tracker)
                 strategy.listeners.append(tracker)
             # On the Ray engine no signal reaches this thread; a file does on every engine.
-            requested = (run_dir.path / "stop-requested").exists
+            requested = (run_dir.path / STOP_REQUEST).exists
             strategy.limits = replace(
                 strategy.limits,
                 stop_fn=lambda: requested() or (stop_fn is not None and stop_fn()),

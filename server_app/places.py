@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tomllib
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
-EVENTS, SUMMARY = "events.jsonl", "summary.json"
-"""Names of files in a run's folder."""
+EVENTS, SUMMARY, STOP_REQUEST = "events.jsonl", "summary.json", "stop-requested"
+"""Names of files in a run's folder. The last asks the run to end cleanly: under the simulation engine
+the ServerApp is a thread and sees no signal, so that a file is the only way."""
 
 _APP = Path(__file__).resolve().parents[1]
 
@@ -57,6 +60,15 @@ def runs_folder(working: Path | None = None) -> Path:
     # A relative path in this variable has to be ignored, says the standard behind it.
     state = Path(os.environ.get("XDG_STATE_HOME", ""))
     return (state if state.is_absolute() else Path.home() / ".local" / "state") / "fedpsa" / "runs"
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Return the object in a file that another process wrote; None if there is no whole one."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def holds_run(path: Path) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ from fedpsa_strategy.server.checkpoint import CheckpointStore, load
 from fedpsa_strategy.server.clock import DAY
 from fedpsa_strategy.watch.status_line import Limits
 from server_app.method_settings import SettingsError
-from server_app.places import SUMMARY
+from server_app.places import SUMMARY, read_json
 from server_app.settings import Settings
 from server_app.task_defaults import resolve
 
@@ -38,7 +37,7 @@ def load_checkpoint(settings: Settings) -> dict[str, Any]:
             f"{key} was {then!r}, now {now!r}" for key, (then, now) in changed.items()
         )
         raise SettingsError(f"a resumed run must keep its settings: {listed}")
-    _check_limits(limits_of(settings), saved, _read(Path(settings.run_dir) / SUMMARY))
+    _check_limits(limits_of(settings), saved, read_json(Path(settings.run_dir) / SUMMARY) or {})
     return saved
 
 
@@ -65,12 +64,3 @@ def _check_limits(limits: Limits, saved: dict[str, Any], summary: dict[str, Any]
                 f"{key} = {limit / unit:g}: the run is at {done / unit:g} already; set {key} above "
                 "that to resume, or leave the run as it is"
             )
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """Return a summary that an earlier process wrote; empty if there is none."""
-    try:
-        summary = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return summary if isinstance(summary, dict) else {}

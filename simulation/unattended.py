@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import tempfile
@@ -12,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from server_app.places import SUMMARY, holds_run
+from server_app.places import STOP_REQUEST, SUMMARY, holds_run
 from simulation.engines.flower.staging import staged_app
-from simulation.engines.flower.submit import STOP_REQUEST, fingerprint
+from simulation.engines.flower.submit import fingerprint, read_summary
 from simulation.engines.flower.superlink import flwr_json
 from simulation.environment import ConfigValue, format_run_config
 from simulation.errors import LaunchFailed, RunFailed
@@ -100,7 +99,7 @@ class Unattended:
             before = self._newest_checkpoint()
             reason, summary = self._attempt()
             # Not of this attempt alone: one that was thought dead may have gone on.
-            latest = self._summary(self._before)
+            latest = read_summary(self.run_dir, self._before)
             if latest is not None and latest.get("status") == "completed":
                 return latest
             if reason == "finished:stopped" or self._was_stopped(summary):
@@ -131,7 +130,7 @@ class Unattended:
             end = self._wait(run_id)
         except LaunchFailed as failure:  # no SuperLink, or one that does not know the run any more
             end = failure.reason
-        return end, self._summary(before)
+        return end, read_summary(self.run_dir, before)
 
     def _submit(self, config: Mapping[str, ConfigValue]) -> str:
         with (
@@ -169,17 +168,6 @@ class Unattended:
             number += 1
         os.rename(self.run_dir, aside)  # noqa: PTH104 - fails where Path.rename would move
         self.say(f"The run died before its first checkpoint; its folder is {aside} now.")
-
-    def _summary(self, before: object) -> dict[str, Any] | None:
-        """Return the summary that this attempt wrote."""
-        path = self.run_dir / SUMMARY
-        if fingerprint(path) in (None, before):
-            return None
-        try:
-            found = json.loads(path.read_bytes())
-        except (OSError, ValueError):
-            return None
-        return found if isinstance(found, dict) else None
 
     def _was_stopped(self, summary: Mapping[str, Any] | None) -> bool:
         """Tell whether a person asked the run to stop, by the file for that."""

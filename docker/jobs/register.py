@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from jobs.control import CommandFailed, connect, flwr
+from jobs.control import connect
+from simulation.engines.flower.superlink import flwr_json
+from simulation.errors import LaunchFailed
 
 # Flower's words for a key it has seen. One that was put out stays out.
 _KNOWN = "already in use"
@@ -22,8 +24,8 @@ def register_nodes(public_dir: Path) -> int:
     for path in keys:
         name = path.parent.name
         try:
-            answer = flwr("supernode", "register", str(path), "--name", name)
-        except CommandFailed as failure:
+            answer = flwr_json("supernode", "register", str(path), "--name", name)
+        except LaunchFailed as failure:
             if _KNOWN not in str(failure).lower():
                 raise
             print(f"The key of {name} is known already.")
@@ -37,7 +39,7 @@ def main() -> None:
     connect()
     try:
         number = register_nodes(Path("/public"))
-    except CommandFailed as failure:
+    except LaunchFailed as failure:
         raise SystemExit(str(failure)) from None
     if number == 0:
         raise SystemExit("There is no public key to register.")

@@ -6,7 +6,6 @@ also after a run that failed.
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import signal
@@ -20,12 +19,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from jobs.control import CommandFailed, connect, flwr
-from server_app.places import run_name
+from jobs.control import connect
+from server_app.places import STOP_REQUEST, SUMMARY, run_name
 from simulation.app_config import check_keys, default_run_config
 from simulation.arguments import parse_value
 from simulation.engines.flower.log_filter import readable
 from simulation.engines.flower.staging import staged_app
+from simulation.engines.flower.submit import fingerprint, read_summary
+from simulation.engines.flower.superlink import flwr_json
 from simulation.environment import ConfigValue, format_run_config
 from simulation.errors import LaunchFailed
 
@@ -124,36 +125,18 @@ def run_status(run_id: str) -> str:
     give_up = time.monotonic() + _STATUS_SECONDS
     while True:
         try:
-            run = flwr("list", "--run-id", run_id)["runs"][0]
+            run = flwr_json("list", "--run-id", run_id)["runs"][0]
             return f"{run['status']}, {run['status-details']}"
-        except CommandFailed:
+        except LaunchFailed:
             if time.monotonic() >= give_up:
                 raise
             time.sleep(2.0)
 
 
-def read_summary(run_dir: Path, before: tuple[int, int] | None) -> dict[str, Any] | None:
-    """Return the summary of this run, which is not one that an earlier run left in its folder."""
-    path = run_dir / "summary.json"
-    if fingerprint(path) in (None, before):
-        return None
-    summary = json.loads(path.read_text(encoding="utf-8"))
-    return summary if isinstance(summary, dict) else None
-
-
-def fingerprint(path: Path) -> tuple[int, int] | None:
-    """Tell one version of a file from the next; None if there is no such file."""
-    try:
-        status = path.stat()
-    except FileNotFoundError:
-        return None
-    return status.st_ino, status.st_mtime_ns
-
-
-def _stop(run_dir: Path, before: tuple[int, int] | None) -> None:
+def _stop(run_dir: Path, before: object) -> None:
     """Ask the ServerApp to save a checkpoint and to end, and give it a moment for that."""
     print("Stopping the run.", flush=True)
-    request = run_dir / "stop-requested"
+    request = run_dir / STOP_REQUEST
     request.touch()
     try:
         give_up = time.monotonic() + _STOP_SECONDS
@@ -185,18 +168,18 @@ def main() -> int:
             now=datetime.now(UTC),
         )
         run_dir = Path(str(config["run-dir"]))
-        before = fingerprint(run_dir / "summary.json")
+        before = fingerprint(run_dir / SUMMARY)
         run_dir.mkdir(parents=True, exist_ok=True)
-        (run_dir / "stop-requested").unlink(missing_ok=True)
+        (run_dir / STOP_REQUEST).unlink(missing_ok=True)
         with staged_app(app, Path("/tmp")) as staged:
-            answer = flwr("run", str(staged), "--run-config", format_run_config(config))
+            answer = flwr_json("run", str(staged), "--run-config", format_run_config(config))
         print(f"Run {answer['run-id']}, folder {run_dir.name}", flush=True)
         end = "stopped"
         try:
             end = follow_log(str(answer["run-id"]))
         except _Stopped:
             _stop(run_dir, before)
-    except (CommandFailed, LaunchFailed) as failure:
+    except LaunchFailed as failure:
         print(f"Error: {failure}", file=sys.stderr)
         return 1
     summary = read_summary(run_dir, before)

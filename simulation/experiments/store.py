@@ -13,6 +13,7 @@ from typing import Any
 
 from fedpsa_strategy.files import make_private_folder, try_lock, write_atomically
 from fedpsa_strategy.server.checkpoint import CheckpointError, CheckpointStore
+from server_app.places import SUMMARY, read_json
 from server_app.run_dir import LOCK
 from server_app.settings import Settings
 from simulation.environment import ConfigValue
@@ -39,7 +40,7 @@ class CellStore:
 
     def summary(self, cell: Cell) -> Summary | None:
         """Return the summary of a cell's run, however it ended."""
-        return _read_json(self.path(cell) / "summary.json")
+        return read_json(self.path(cell) / SUMMARY)
 
     def finished(self, cell: Cell) -> Summary | None:
         """Return the summary of a cell that need not be run again."""
@@ -50,7 +51,7 @@ class CellStore:
 
     def circumstances(self, cell: Cell) -> dict[str, Any]:
         """Return what was noted about how a cell was run."""
-        return _read_json(self.path(cell) / "cell.json") or {}
+        return read_json(self.path(cell) / "cell.json") or {}
 
     def goes_on(self, cell: Cell) -> bool:
         """Tell whether the next launch of a cell goes on with what is in its folder."""
@@ -73,7 +74,7 @@ class CellStore:
             shutil.rmtree(path, ignore_errors=True)
         make_private_folder(path)
         # Else a process that dies at once would seem to have ended like the one before it.
-        (path / "summary.json").unlink(missing_ok=True)
+        (path / SUMMARY).unlink(missing_ok=True)
         note = {"labels": dict(cell.labels), **circumstances}
         write_atomically(path / "cell.json", json.dumps(note, indent=2, ensure_ascii=False) + "\n")
         return goes_on
@@ -138,11 +139,3 @@ def _has_checkpoint(path: Path) -> bool:
     except CheckpointError:
         return False
     return True
-
-
-def _read_json(path: Path) -> dict[str, Any] | None:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return found if isinstance(found, dict) else None

@@ -22,8 +22,8 @@ from cryptography.hazmat.primitives.serialization import (
 
 from jobs import health, node_setup, register, tls
 from jobs import run as run_job
-from jobs.control import CommandFailed
 from simulation.app_config import default_run_config
+from simulation.engines.flower.submit import fingerprint, read_summary
 from simulation.errors import LaunchFailed
 from task.datasets import dataset_info
 from task.shards import client_shard, file_shard
@@ -290,21 +290,21 @@ def test_impossible_runs_are_refused(changes, name, text):
 
 def test_an_earlier_runs_summary_is_not_this_runs(tmp_path):
     path = tmp_path / "summary.json"
-    assert run_job.read_summary(tmp_path, None) is None
+    assert read_summary(tmp_path, None) is None
     path.write_text('{"status": "completed"}')
-    before = run_job.fingerprint(path)
-    assert run_job.read_summary(tmp_path, before) is None
+    before = fingerprint(path)
+    assert read_summary(tmp_path, before) is None
     other = tmp_path / "new.json"
     other.write_text('{"status": "failed"}')
     other.replace(path)
-    assert run_job.read_summary(tmp_path, before) == {"status": "failed"}
+    assert read_summary(tmp_path, before) == {"status": "failed"}
 
 
 def test_a_key_that_is_registered_already_is_no_failure(tmp_path, monkeypatch):
     for name in ("node-1", "node-2"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "node.pub").write_text("key")
-    answers = iter([{"node-id": 7}, CommandFailed("`flwr` failed: Public key already in use.")])
+    answers = iter([{"node-id": 7}, LaunchFailed("`flwr` failed: Public key already in use.")])
 
     def fake(*arguments):
         answer = next(answers)
@@ -312,10 +312,12 @@ def test_a_key_that_is_registered_already_is_no_failure(tmp_path, monkeypatch):
             raise answer
         return answer
 
-    monkeypatch.setattr(register, "flwr", fake)
+    monkeypatch.setattr(register, "flwr_json", fake)
     assert register.register_nodes(tmp_path) == 2
-    monkeypatch.setattr(register, "flwr", lambda *_: (_ for _ in ()).throw(CommandFailed("down")))
-    with pytest.raises(CommandFailed, match="down"):
+    monkeypatch.setattr(
+        register, "flwr_json", lambda *_: (_ for _ in ()).throw(LaunchFailed("down"))
+    )
+    with pytest.raises(LaunchFailed, match="down"):
         register.register_nodes(tmp_path)
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from server_app.places import STOP_REQUEST, SUMMARY, read_json
 from simulation.app_config import check_keys, default_run_config
 from simulation.engines.flower.log_filter import readable
 from simulation.engines.flower.processes import Child
@@ -16,11 +16,6 @@ from simulation.engines.flower.staging import staged_app
 from simulation.engines.flower.superlink import SuperLink
 from simulation.environment import ConfigValue, format_run_config
 from simulation.errors import LaunchFailed, RunFailed, RunTimeout
-
-SUMMARY = "summary.json"
-STOP_REQUEST = "stop-requested"
-"""A file of this name in the run directory asks the ServerApp to end cleanly. Under the
-simulation engine the ServerApp is a thread and sees no signal, so that a file is the only way."""
 
 COMPLETED = "finished:completed"
 """Flower's status of a run that ended well."""
@@ -165,17 +160,7 @@ class Run:
         self._skip = self._lines
 
     def _summary(self) -> dict[str, Any] | None:
-        """Return the summary of this run, which is not one that an earlier run left here."""
-        if self.run_dir is None:
-            return None
-        path = self.run_dir / SUMMARY
-        if fingerprint(path) in (None, self._before):
-            return None
-        try:
-            summary = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, json.JSONDecodeError):
-            return None
-        return summary if isinstance(summary, dict) else None
+        return None if self.run_dir is None else read_summary(self.run_dir, self._before)
 
     def _tail(self, lines: int = 20) -> str:
         text = self._stream.tail(lines=1000)
@@ -267,6 +252,12 @@ def check_run_config(app_dir: Path, run_config: Mapping[str, ConfigValue]) -> Pa
             " where a relative one means another folder."
         )
     return run_dir
+
+
+def read_summary(run_dir: Path, before: object) -> dict[str, Any] | None:
+    """Return the summary of this run, which is not the one that was in its folder before."""
+    path = run_dir / SUMMARY
+    return None if fingerprint(path) in (None, before) else read_json(path)
 
 
 def fingerprint(path: Path) -> tuple[int, int, int] | None:

@@ -17,10 +17,10 @@ from flwr.serverapp import ServerApp
 from fedpsa_strategy.errors import FedPSAError
 from server_app.app import run_settings
 from server_app.method_settings import SettingsError
+from server_app.places import STOP_REQUEST
 from server_app.settings import Settings
 from server_app.stopping import StopSignals
 from simulation.app_config import app_components, default_run_config
-from simulation.engines.flower.submit import STOP_REQUEST
 from simulation.engines.local.grid import CLIENT_APP, LocalGrid, VirtualNodes
 from simulation.engines.local.internals import RUN_ID, SERVER_NODE_ID
 from simulation.environment import APP, ConfigValue
