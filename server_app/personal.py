@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from task.shards import Shard
+from task.tensors import Shard
 
 
 def personal_accuracy(

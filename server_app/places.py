@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 EVENTS, SUMMARY, STOP_REQUEST = "events.jsonl", "summary.json", "stop-requested"
-"""Names of files in a run's folder. The last asks the run to end cleanly: under the simulation engine
-the ServerApp is a thread and sees no signal, so that a file is the only way."""
+"""Names of files in a run's folder. The last asks the run to end cleanly: under the simulation
+engine the ServerApp is a thread and sees no signal, so that a file is the only way."""
 
 _APP = Path(__file__).resolve().parents[1]
 

@@ -21,16 +21,6 @@ from task.partition import hold_out, split_test
 from task.partition import partition as split_over_clients
 from task.tensors import Shard, normalised
 
-__all__ = [
-    "Shard",
-    "ShardFileError",
-    "client_shard",
-    "file_shard",
-    "held_out_shard",
-    "test_shard",
-    "warm_cache",
-]
-
 # Part of every cache key: raised when the same key would no longer mean the same numbers.
 _CACHE_FORMAT = "v1"
 
@@ -45,33 +35,20 @@ _MEMORY_BYTES = 256 * 2**20
 _recent: RecentlyUsed[Shard] = RecentlyUsed(_MEMORY_BYTES)
 
 
-def client_shard(
+def dataset_source(
     dataset: str,
     *,
-    partition_id: int,
-    num_partitions: int,
-    partition: str = "client-dirichlet",
-    alpha: float = 0.5,
     test_fraction: float = 0.1,
     seed: int = 0,
     data_dir: str | Path = "",
     cache_dir: str | Path = "",
-    held_out: int = 0,
-) -> Shard:
-    """Return the training data of one client.
+) -> "Source":
+    """Return where the data of a dataset's clients and its test set come from.
 
     Parameters
     ----------
     dataset : str
         A key of ``DATASETS``.
-    partition_id : int
-        Which client, ``0 .. num_partitions - 1``.
-    num_partitions : int
-        Number of clients.
-    partition : str (default: "client-dirichlet")
-        How the samples are split; see ``task.partition.partition``.
-    alpha : float (default: 0.5)
-        Concentration of the Dirichlet law.
     test_fraction : float (default: 0.1)
         Share of all samples that is set aside for testing and given to no client.
     seed : int (default: 0)
@@ -80,106 +57,7 @@ def client_shard(
         Folder with the dataset files; see ``task.datasets.resolve_data_dir``.
     cache_dir : str | Path (default: "")
         Folder of the memory-mapped arrays; see ``task.cache.resolve_cache_dir``.
-    held_out : int (default: 0)
-        How many training samples no client gets, for the server. The partition is drawn from all of
-        them, and they are taken out of it.
     """
-    if not 0 <= partition_id < num_partitions:
-        raise ValueError(f"partition id {partition_id} is not one of 0 to {num_partitions - 1}")
-    source = _source(dataset, test_fraction, seed, data_dir, cache_dir)
-
-    def load() -> Shard:
-        split = source.partition(num_partitions, partition, alpha)
-        start, stop = split["offsets"][partition_id : partition_id + 2]
-        indices = split["indices"][start:stop]
-        if held_out:
-            indices = indices[~np.isin(indices, source.held_out(held_out))]
-            if not len(indices):
-                raise ValueError(
-                    f"held-out = {held_out} leaves client {partition_id} without a training sample"
-                )
-        return source.shard(indices)
-
-    key = (source, num_partitions, partition, float(alpha), partition_id, held_out)
-    return _recent.get(key, load)
-
-
-def held_out_shard(
-    dataset: str,
-    number: int,
-    *,
-    test_fraction: float = 0.1,
-    seed: int = 0,
-    data_dir: str | Path = "",
-    cache_dir: str | Path = "",
-) -> Shard:
-    """Return the training samples that no client gets.
-
-    Parameters
-    ----------
-    dataset, test_fraction, seed, data_dir, cache_dir
-        See ``client_shard``.
-    number : int
-        How many.
-    """
-    source = _source(dataset, test_fraction, seed, data_dir, cache_dir)
-    return source.shard(source.held_out(number))
-
-
-def test_shard(
-    dataset: str,
-    *,
-    test_fraction: float = 0.1,  # noqa: PT028
-    seed: int = 0,  # noqa: PT028
-    data_dir: str | Path = "",  # noqa: PT028
-    cache_dir: str | Path = "",  # noqa: PT028
-) -> Shard:
-    """Return the test set, which depends on neither the number of clients nor their partition.
-
-    Parameters
-    ----------
-    dataset, test_fraction, seed, data_dir, cache_dir
-        See ``client_shard``.
-    """
-    source = _source(dataset, test_fraction, seed, data_dir, cache_dir)
-    return _recent.get(source, lambda: source.shard(source.split()["test"]))
-
-
-# Else pytest takes it for a test wherever it is imported.
-test_shard.__test__ = False  # type: ignore[attr-defined]
-
-
-def warm_cache(
-    dataset: str,
-    *,
-    num_partitions: int,
-    partition: str = "client-dirichlet",
-    alpha: float = 0.5,
-    test_fraction: float = 0.1,
-    seed: int = 0,
-    data_dir: str | Path = "",
-    cache_dir: str | Path = "",
-) -> None:
-    """Make sure that every file ``client_shard`` and ``test_shard`` read is in the cache.
-
-    Called once before clients start, so that they neither parse the dataset nor draw the partition.
-    The cache remembers a dataset by its name and data folder: after other files were put into the
-    same data folder, delete the cache.
-
-    Parameters
-    ----------
-    dataset, num_partitions, partition, alpha, test_fraction, seed, data_dir, cache_dir
-        See ``client_shard``.
-    """
-    source = _source(dataset, test_fraction, seed, data_dir, cache_dir)
-    source.arrays()
-    source.split()
-    source.partition(num_partitions, partition, alpha)
-
-
-def _source(
-    dataset: str, test_fraction: float, seed: int, data_dir: str | Path, cache_dir: str | Path
-) -> "_Source":
     # A worker asks for every task, and finding the folders takes longer than finding the shard.
     surroundings = (os.getcwd(), *map(os.environ.get, _FOLDER_VARIABLES))  # noqa: PTH109
     return _found_source(
@@ -195,15 +73,15 @@ def _found_source(
     data_dir: str,
     cache_dir: str,
     _surroundings: tuple[str | None, ...],
-) -> "_Source":
+) -> "Source":
     folders = resolve_data_dir(data_dir), resolve_cache_dir(cache_dir)
-    return _Source(dataset_info(dataset), test_fraction, seed, *folders)
+    return Source(dataset_info(dataset), test_fraction, seed, *folders)
 
 
 # A key of the store of shards: `_found_source` returns the same object for the same arguments, and
 # an object's identity is hashed more quickly than its fields.
 @dataclass(frozen=True, eq=False)
-class _Source:
+class Source:
     """A dataset with its test split, in the cache."""
 
     info: DatasetInfo
@@ -212,12 +90,73 @@ class _Source:
     data_dir: Path
     cache_dir: Path
 
+    def client(
+        self,
+        partition_id: int,
+        num_partitions: int,
+        partition: str = "client-dirichlet",
+        alpha: float = 0.5,
+        held_out: int = 0,
+    ) -> Shard:
+        """Return the training data of one client.
+
+        Parameters
+        ----------
+        partition_id, num_partitions : int
+            Which client, ``0 .. num_partitions - 1``, of how many.
+        partition, alpha
+            How the samples are split; see ``task.partition.partition``.
+        held_out : int (default: 0)
+            How many training samples no client gets, for the server. The partition is drawn from
+            all of them, and they are taken out of it.
+        """
+        if not 0 <= partition_id < num_partitions:
+            raise ValueError(f"partition id {partition_id} is not one of 0 to {num_partitions - 1}")
+
+        def load() -> Shard:
+            split = self._partition(num_partitions, partition, alpha)
+            start, stop = split["offsets"][partition_id : partition_id + 2]
+            indices = split["indices"][start:stop]
+            if held_out:
+                indices = indices[~np.isin(indices, self._held_out(held_out))]
+                if not len(indices):
+                    raise ValueError(
+                        f"held-out = {held_out} leaves client {partition_id} without a training"
+                        " sample"
+                    )
+            return self._shard(indices)
+
+        key = (self, num_partitions, partition, float(alpha), partition_id, held_out)
+        return _recent.get(key, load)
+
+    def held_out(self, number: int) -> Shard:
+        """Return the training samples that no client gets."""
+        return self._shard(self._held_out(number))
+
+    def test(self) -> Shard:
+        """Return the test set, which depends neither on the clients nor on their partition."""
+        return _recent.get(self, lambda: self._shard(self._split()["test"]))
+
+    def warm_cache(self, num_partitions: int, partition: str, alpha: float) -> None:
+        """Make sure that every file that clients and server read is in the cache.
+
+        Called once before clients start, so that they neither parse the dataset nor draw the
+        partition. The cache remembers a dataset by its name and data folder: after other files were
+        put into the same data folder, delete the cache.
+        """
+        self._arrays()
+        self._split()
+        self._partition(num_partitions, partition, alpha)
+
+    def _held_out(self, number: int) -> NDArray[np.int64]:
+        return hold_out(np.asarray(self._split()["train"]), number, self.seed)
+
     def _key(self, *parts: str) -> str:
         # Two data folders may hold different files under one dataset's name.
         place = hashlib.sha256(str(self.data_dir).encode()).hexdigest()[:8]
         return "_".join((self.info.name, place, *parts, _CACHE_FORMAT))
 
-    def arrays(self) -> dict[str, NDArray[Any]]:
+    def _arrays(self) -> dict[str, NDArray[Any]]:
         """Return all images (uint8) and labels."""
 
         def make() -> Mapping[str, NDArray[Any]]:
@@ -226,27 +165,23 @@ class _Source:
 
         return cached_arrays(self.cache_dir, self._key("images"), make)
 
-    def split(self) -> dict[str, NDArray[Any]]:
+    def _split(self) -> dict[str, NDArray[Any]]:
         """Return the indices of the training and the test samples."""
 
         def make() -> Mapping[str, NDArray[Any]]:
-            num_samples = len(self.arrays()["labels"])
+            num_samples = len(self._arrays()["labels"])
             train, test = split_test(num_samples, self.test_fraction, self.seed)
             return {"train": train, "test": test}
 
         key = self._key("split", f"t{self.test_fraction!r}", f"s{self.seed}")
         return cached_arrays(self.cache_dir, key, make)
 
-    def held_out(self, number: int) -> NDArray[np.int64]:
-        """Return the indices of the training samples that are held out."""
-        return hold_out(np.asarray(self.split()["train"]), number, self.seed)
-
-    def partition(self, num_partitions: int, kind: str, alpha: float) -> dict[str, NDArray[Any]]:
+    def _partition(self, num_partitions: int, kind: str, alpha: float) -> dict[str, NDArray[Any]]:
         """Return all clients' indices in one array, and where each client's part begins."""
 
         def make() -> Mapping[str, NDArray[Any]]:
-            train = self.split()["train"]
-            labels = self.arrays()["labels"][train]
+            train = self._split()["train"]
+            labels = self._arrays()["labels"][train]
             clients = split_over_clients(kind, labels, num_partitions, alpha, self.seed)
             sizes = [len(client) for client in clients]
             return {
@@ -263,9 +198,9 @@ class _Source:
         )
         return cached_arrays(self.cache_dir, key, make)
 
-    def shard(self, indices: NDArray[np.int64]) -> Shard:
+    def _shard(self, indices: NDArray[np.int64]) -> Shard:
         """Load the given rows, and no others, from the memory maps."""
-        arrays = self.arrays()
+        arrays = self._arrays()
         return Shard(
             x=normalised(np.asarray(arrays["images"][indices]), self.info),
             y=torch.from_numpy(np.asarray(arrays["labels"][indices])),

@@ -21,7 +21,8 @@ from task.errors import TaskError
 from task.kinds import Kind
 from task.models import make_model
 from task.own_metrics import MetricsFn
-from task.shards import Shard, client_shard, file_shard, held_out_shard, test_shard, warm_cache
+from task.shards import Source, dataset_source, file_shard
+from task.tensors import Shard
 
 __all__ = [
     "DatasetTask",
@@ -62,8 +63,10 @@ class DatasetTask:
         A key of `task.datasets.DATASETS`.
     num_clients : int
         Into how many parts the training data is split.
-    partition, alpha, test_fraction, seed, data_dir, cache_dir
-        See `task.shards.client_shard`.
+    partition, alpha
+        See `task.partition.partition`.
+    test_fraction, seed, data_dir, cache_dir
+        See `task.shards.dataset_source`.
     model, model_width
         See `task.models.make_model`.
     held_out : int (default: 0)
@@ -83,23 +86,18 @@ class DatasetTask:
     held_out: int = 0
 
     @property
-    def _source(self) -> dict[str, Any]:
-        return {
-            "test_fraction": self.test_fraction,
-            "seed": self.seed,
-            "data_dir": self.data_dir,
-            "cache_dir": self.cache_dir,
-        }
+    def _source(self) -> Source:
+        return dataset_source(
+            self.dataset,
+            test_fraction=self.test_fraction,
+            seed=self.seed,
+            data_dir=self.data_dir,
+            cache_dir=self.cache_dir,
+        )
 
     def prepare(self) -> None:
         """Read the dataset and draw the partition once, so that clients find both in the cache."""
-        warm_cache(
-            self.dataset,
-            num_partitions=self.num_clients,
-            partition=self.partition,
-            alpha=self.alpha,
-            **self._source,
-        )
+        self._source.warm_cache(self.num_clients, self.partition, self.alpha)
 
     def make_model(self, seed: int) -> nn.Module:
         """Return the dataset's model."""
@@ -122,25 +120,15 @@ class DatasetTask:
                 f"this node holds a partition of {total}, but num-clients is {self.num_clients}: "
                 "make num-clients and the number of (simulated) nodes agree"
             )
-        return client_shard(
-            self.dataset,
-            partition_id=partition,
-            num_partitions=total,
-            partition=self.partition,
-            alpha=self.alpha,
-            held_out=self.held_out,
-            **self._source,
-        )
+        return self._source.client(partition, total, self.partition, self.alpha, self.held_out)
 
     def calibration_data(self) -> Shard | None:
         """Return the training samples that no client gets, if there are any."""
-        if not self.held_out:
-            return None
-        return held_out_shard(self.dataset, self.held_out, **self._source)
+        return self._source.held_out(self.held_out) if self.held_out else None
 
     def test_data(self) -> Shard:
         """Return the test split."""
-        return test_shard(self.dataset, **self._source)
+        return self._source.test()
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the cross-entropy of each sample."""

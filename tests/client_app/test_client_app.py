@@ -15,7 +15,8 @@ from fedpsa_strategy.client.fedpac import train_from_message
 from fedpsa_strategy.wire.contract import DELTA, REPLY_ARRAYS
 from server_app.settings import Settings
 from task.models import make_model
-from task.shards import Shard, client_shard
+from task.shards import dataset_source
+from task.tensors import Shard
 
 TRAIN = {"lr": 0.1, "local-epochs": 1, "batch-size": 16, "seed": 3, "version": 0}
 
@@ -198,7 +199,7 @@ def run_fedpac(shard, model, *, known=0, **kwargs):
 
 def test_fedpac_statistics_by_hand(cache):
     """p_k, μ_k, h_k = p_k μ_k and v from a plain loop over the incoming encoder's features."""
-    shard = client_shard("digits", partition_id=0, num_partitions=4, cache_dir=cache)
+    shard = dataset_source("digits", cache_dir=cache).client(0, 4)
     model = make_model("digits", 0)
     with torch.no_grad():
         features = model.encoder(shard.x).double()
@@ -215,7 +216,7 @@ def test_fedpac_statistics_by_hand(cache):
 
 
 def test_fedpac_phases_touch_one_part_each(cache):
-    shard = client_shard("digits", partition_id=0, num_partitions=4, cache_dir=cache)
+    shard = dataset_source("digits", cache_dir=cache).client(0, 4)
     start = make_model("digits", 0).state_dict()
     only_encoder = make_model("digits", 0)
     run_fedpac(shard, only_encoder, **{"head-epochs": 0})
@@ -225,7 +226,7 @@ def test_fedpac_phases_touch_one_part_each(cache):
 
 
 def test_fedpac_draws_features_to_known_centroids(cache):
-    shard = client_shard("digits", partition_id=0, num_partitions=4, cache_dir=cache)
+    shard = dataset_source("digits", cache_dir=cache).client(0, 4)
 
     def distance(known, alignment):
         model = make_model("digits", 0)
@@ -237,7 +238,7 @@ def test_fedpac_draws_features_to_known_centroids(cache):
 
 
 def test_fedpac_with_dropout_depends_on_its_seed_alone(cache):
-    shard = client_shard("digits", partition_id=0, num_partitions=4, cache_dir=cache)
+    shard = dataset_source("digits", cache_dir=cache).client(0, 4)
     ends = []
     for state in (1, 2):
         model = make_model("digits", 0)

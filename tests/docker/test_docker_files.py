@@ -26,7 +26,7 @@ from simulation.app_config import default_run_config
 from simulation.engines.flower.submit import fingerprint, read_summary
 from simulation.errors import LaunchFailed
 from task.datasets import dataset_info
-from task.shards import client_shard, file_shard
+from task.shards import dataset_source, file_shard
 
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"
@@ -206,9 +206,7 @@ def test_demo_data_are_the_shards_that_a_simulation_has(tmp_path):
         folder.mkdir()
         node_setup.ensure_demo_data(folder, number, 3)
         mine = file_shard(folder / "data.npz", info)
-        theirs = client_shard(
-            "digits", partition_id=number, num_partitions=3, cache_dir=tmp_path / "cache"
-        )
+        theirs = dataset_source("digits", cache_dir=tmp_path / "cache").client(number, 3)
         assert (mine.x == theirs.x).all()
         assert (mine.y == theirs.y).all()
         sizes += len(mine)

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from task.kinds import Kind
-from task.shards import Shard
 from task.tasks import DatasetTask, TaskError, as_shard, calibration_recipe, find_task
+from task.tensors import Shard
 
 
 def module(monkeypatch, name="some_task", **functions):

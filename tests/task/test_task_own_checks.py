@@ -14,8 +14,8 @@ from server_app.build import build_experiment
 from server_app.settings import Settings
 from task.errors import TaskError
 from task.own_checks import check_cross_entropy, check_own_task
-from task.shards import Shard
 from task.tasks import find_task
+from task.tensors import Shard
 
 N = 12
 X = torch.randn(N, 5, generator=torch.Generator().manual_seed(0))

@@ -17,11 +17,8 @@ from task.memory import RecentlyUsed
 from task.shards import (
     Shard,
     ShardFileError,
-    client_shard,
+    dataset_source,
     file_shard,
-    held_out_shard,
-    test_shard,
-    warm_cache,
 )
 from task.tensors import normalised
 
@@ -45,11 +42,8 @@ def rows(shard):
 
 def test_clients_and_test_set_cover_the_dataset_once(cache_dir):
     images, labels = load_raw("digits")
-    clients = [
-        client_shard("digits", partition_id=i, num_partitions=7, cache_dir=cache_dir)
-        for i in range(7)
-    ]
-    test = test_shard("digits", cache_dir=cache_dir)
+    clients = [dataset_source("digits", cache_dir=cache_dir).client(i, 7) for i in range(7)]
+    test = dataset_source("digits", cache_dir=cache_dir).test()
     assert len(test) == 180
     assert {len(client) for client in clients} == {(1797 - 180) // 7}
     for shard in (*clients, test):
@@ -70,53 +64,43 @@ def test_clients_and_test_set_cover_the_dataset_once(cache_dir):
 
 
 def test_the_test_set_is_the_same_for_every_partition(cache_dir):
-    test = rows(test_shard("digits", seed=3, cache_dir=cache_dir))
+    test = rows(dataset_source("digits", seed=3, cache_dir=cache_dir).test())
     for kind, clients in (("iid", 3), ("class-dirichlet", 5)):
         for i in range(clients):
-            shard = client_shard(
-                "digits",
-                partition_id=i,
-                num_partitions=clients,
-                partition=kind,
-                seed=3,
-                cache_dir=cache_dir,
-            )
+            shard = dataset_source("digits", seed=3, cache_dir=cache_dir).client(i, clients, kind)
             assert not rows(shard) & test
 
 
 def test_every_argument_matters(cache_dir):
-    base = {"partition_id": 0, "num_partitions": 4, "cache_dir": cache_dir}
+    base = {"partition_id": 0, "num_partitions": 4}
     changes = [
-        {},
-        {"partition_id": 1},
-        {"num_partitions": 5},
-        {"partition": "iid"},
-        {"alpha": 5.0},
-        {"test_fraction": 0.2},
-        {"seed": 1},
+        ({}, {}),
+        ({}, {"partition_id": 1}),
+        ({}, {"num_partitions": 5}),
+        ({}, {"partition": "iid"}),
+        ({}, {"alpha": 5.0}),
+        ({"test_fraction": 0.2}, {}),
+        ({"seed": 1}, {}),
     ]
-    drawn = [frozenset(rows(client_shard("digits", **(base | change)))) for change in changes]
+    drawn = [
+        frozenset(rows(dataset_source("digits", cache_dir=cache_dir, **of).client(**base | part)))
+        for of, part in changes
+    ]
     assert len(set(drawn)) == len(drawn)
 
 
 def test_held_out_samples_are_nobodys(cache_dir):
-    common = {"seed": 3, "cache_dir": cache_dir}
-    held = rows(held_out_shard("digits", 64, **common))
+    source = dataset_source("digits", seed=3, cache_dir=cache_dir)
+    held = rows(source.held_out(64))
     assert len(held) == 64
-    assert not held & rows(test_shard("digits", **common))
-    clients = [
-        [
-            rows(client_shard("digits", partition_id=i, num_partitions=7, held_out=n, **common))
-            for i in range(7)
-        ]
-        for n in (0, 64)
-    ]
+    assert not held & rows(source.test())
+    clients = [[rows(source.client(i, 7, held_out=n)) for i in range(7)] for n in (0, 64)]
     for before, after in zip(*clients, strict=True):
         assert after == before - held
     # What is held out was somebody's, but for the few that the partition leaves over.
     assert len(set.union(*clients[0])) - len(set.union(*clients[1])) > 55
     with pytest.raises(ValueError, match="cannot hold 2000 of"):
-        held_out_shard("digits", 2000, **common)
+        source.held_out(2000)
 
 
 def test_normalisation_is_per_channel():
@@ -127,32 +111,32 @@ def test_normalisation_is_per_channel():
 
 
 def test_a_shard_is_loaded_once_per_process(cache_dir, monkeypatch):
-    arguments = {"partition_id": 2, "num_partitions": 9, "cache_dir": cache_dir}
-    first = client_shard("digits", **arguments)
-    assert client_shard("digits", **arguments) is first
-    assert test_shard("digits", cache_dir=cache_dir) is test_shard("digits", cache_dir=cache_dir)
+    first = dataset_source("digits", cache_dir=cache_dir).client(2, 9)
+    assert dataset_source("digits", cache_dir=cache_dir).client(2, 9) is first
+    test = dataset_source("digits", cache_dir=cache_dir).test()
+    assert dataset_source("digits", cache_dir=cache_dir).test() is test
     # The defaults of the folders are looked up anew: another folder is another shard.
     monkeypatch.setenv("FEDPSA_CACHE", str(cache_dir))
     monkeypatch.setenv("FEDPSA_DATA", "/elsewhere")
-    assert client_shard("digits", partition_id=2, num_partitions=9) is not first
+    assert dataset_source("digits").client(2, 9) is not first
 
 
 def test_a_warm_cache_answers_without_the_dataset(tmp_path, monkeypatch):
-    warm_cache("digits", num_partitions=3, cache_dir=tmp_path)
+    dataset_source("digits", cache_dir=tmp_path).warm_cache(3, "client-dirichlet", 0.5)
 
     def refuse(*_, **__):
         raise AssertionError("the cache was not warm")
 
     for name in ("load_raw", "split_over_clients", "split_test"):
         monkeypatch.setattr(shards, name, refuse)
-    client_shard("digits", partition_id=0, num_partitions=3, cache_dir=tmp_path)
-    test_shard("digits", cache_dir=tmp_path)
+    dataset_source("digits", cache_dir=tmp_path).client(0, 3)
+    dataset_source("digits", cache_dir=tmp_path).test()
     with pytest.raises(AssertionError, match="not warm"):
-        client_shard("digits", partition_id=0, num_partitions=4, cache_dir=tmp_path)
+        dataset_source("digits", cache_dir=tmp_path).client(0, 4)
 
 
 def test_images_stay_bytes_in_the_cache(tmp_path):
-    warm_cache("digits", num_partitions=3, cache_dir=tmp_path)
+    dataset_source("digits", cache_dir=tmp_path).warm_cache(3, "client-dirichlet", 0.5)
     (folder,) = tmp_path.glob("digits_*_images_*")
     assert np.load(folder / "images.npy", mmap_mode="r").dtype == np.uint8
 
@@ -175,16 +159,16 @@ def test_a_client_touches_only_its_own_rows(tmp_path, monkeypatch):
             for name, array in arrays.items()
         }
 
-    warm_cache("digits", num_partitions=10, cache_dir=tmp_path)
+    dataset_source("digits", cache_dir=tmp_path).warm_cache(10, "client-dirichlet", 0.5)
     monkeypatch.setattr(shards, "cached_arrays", spying)
-    shard = client_shard("digits", partition_id=4, num_partitions=10, cache_dir=tmp_path)
+    shard = dataset_source("digits", cache_dir=tmp_path).client(4, 10)
     assert [len(index) for index in touched] == [len(shard), len(shard)]
 
 
 def test_partition_ids_are_checked(cache_dir):
     for bad in (-1, 3):
         with pytest.raises(ValueError, match=f"partition id {bad} is not one of 0 to 2"):
-            client_shard("digits", partition_id=bad, num_partitions=3, cache_dir=cache_dir)
+            dataset_source("digits", cache_dir=cache_dir).client(bad, 3)
 
 
 def save(path, **arrays):
@@ -317,19 +301,19 @@ def test_memory_is_bounded_and_forgets_the_least_recently_used():
 CLIENT = """
 import json, sys
 from task.models import make_model
-from task.shards import client_shard, test_shard
+from task.shards import dataset_source
 from task.training import evaluate, resolve_device, set_threads, train
 set_threads(1)
-shard = client_shard("digits", partition_id=0, num_partitions=3, cache_dir=sys.argv[1])
+shard = dataset_source("digits", cache_dir=sys.argv[1]).client(0, 3)
 model = make_model("digits", 0)
 train(model, shard, lr=0.1, epochs=1, batch_size=64, seed=0, device=resolve_device("cpu"))
-evaluate(model, test_shard("digits", cache_dir=sys.argv[1]))
+evaluate(model, dataset_source("digits", cache_dir=sys.argv[1]).test())
 print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules})))
 """
 
 
 def test_a_client_process_imports_no_heavy_library(tmp_path):
-    warm_cache("digits", num_partitions=3, cache_dir=tmp_path)
+    dataset_source("digits", cache_dir=tmp_path).warm_cache(3, "client-dirichlet", 0.5)
     output = subprocess.run(
         [sys.executable, "-c", CLIENT, str(tmp_path)],
         cwd=ROOT,

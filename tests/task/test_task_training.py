@@ -15,7 +15,8 @@ from torch.nn import functional
 
 from task import hardware
 from task.models import make_model
-from task.shards import Shard, client_shard, test_shard
+from task.shards import dataset_source
+from task.tensors import Shard
 from task.training import CompiledStepError, evaluate, resolve_device, set_threads, train
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -46,8 +47,8 @@ SETTINGS = {"lr": 0.1, "epochs": 2, "batch_size": 16, "seed": 0}
 
 
 def test_digits_are_learnt(tmp_path):
-    shard = client_shard("digits", partition_id=0, num_partitions=1, cache_dir=tmp_path)
-    test = test_shard("digits", cache_dir=tmp_path)
+    shard = dataset_source("digits", cache_dir=tmp_path).client(0, 1)
+    test = dataset_source("digits", cache_dir=tmp_path).test()
     model = make_model("digits", 0)
     before_loss, before = evaluate(model, test)
     train(model, shard, lr=0.1, epochs=15, batch_size=64, seed=0)
@@ -521,7 +522,7 @@ def test_a_missing_compiler_is_a_clear_error(tmp_path):
     script = (
         "import torch\n"
         "from task.models import make_model\n"
-        "from task.shards import Shard\n"
+        "from task.tensors import Shard\n"
         "from task.training import CompiledStepError, train\n"
         "shard = Shard(torch.zeros(4, 1, 8, 8), torch.zeros(4, dtype=torch.int64))\n"
         "model = make_model('digits', 0)\n"
