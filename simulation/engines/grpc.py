@@ -32,17 +32,7 @@ from simulation.errors import LaunchFailed
 
 @dataclass
 class Node:
-    """A SuperNode that a `Deployment` started.
-
-    Attributes
-    ----------
-    process : Child
-        Its process.
-    config : dict[str, bool | int | float | str]
-        Its node config.
-    port : int
-        The port of its own Runtime API.
-    """
+    """A SuperNode that a `Deployment` started; `port` is that of its own Runtime API."""
 
     process: Child
     config: dict[str, ConfigValue]
@@ -93,8 +83,6 @@ class Deployment:
     ----------
     nodes : list[Node]
         Every node ever started, those that have died included.
-    superlink : SuperLink
-        The SuperLink.
     """
 
     superlink: SuperLink
@@ -166,11 +154,8 @@ class Deployment:
     def add_node(self, node_config: Mapping[str, ConfigValue] | None = None) -> Node:
         """Start another node and wait until it is connected.
 
-        Parameters
-        ----------
-        node_config : Mapping[str, bool | int | float | str] | None (default: None)
-            By default that of the first node that has died and not been replaced, or else the
-            next ``partition-id``.
+        By default its config is that of the first node that has died and not been replaced, or else
+        has the next ``partition-id``.
         """
         before = self.online_node_ids()
         node = self._start_node(node_config or self._next_config())
@@ -236,10 +221,7 @@ class Deployment:
     def run(self, run_config: Mapping[str, ConfigValue], *, stream: bool = True) -> dict[str, Any]:
         """Submit a run, wait for its end and return its summary.
 
-        Raises
-        ------
-        RunFailed
-            If the run did not complete; the deployment stays usable.
+        The deployment stays usable after a run that did not complete, which raises `RunFailed`.
         """
         return self.submit(run_config).wait(echo=print_line if stream else None)
 

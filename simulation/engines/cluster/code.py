@@ -33,13 +33,7 @@ def code_for_machines(app_dir: Path, modules: Sequence[str] = ()) -> Iterator[di
     """Put together the code that a run needs on other machines, as a Ray runtime environment.
 
     Ray copies it to each machine that works for the run, where it comes before any other copy.
-
-    Parameters
-    ----------
-    app_dir : Path
-        The folder of the Flower app.
-    modules : Sequence[str] (default: ())
-        Modules of the user that are not part of the app, such as an own task.
+    Modules are the user's that are not part of the app, such as an own task.
     """
     with launch_folder() as folder:
         if app_dir == APP:

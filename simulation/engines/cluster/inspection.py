@@ -34,17 +34,8 @@ def exists(path: str) -> bool:
 def inspect(expected: dict[str, str], imports: Sequence[str], works: str, argument: object) -> str:
     """Return what is missing on this machine; empty if nothing is.
 
-    Parameters
-    ----------
-    expected : dict[str, str]
-        Versions of packages.
-    imports : Sequence[str]
-        Modules that must be importable.
-    works : str
-        A function to call with the argument, as ``module:name``; it raises what is missing.
-        Empty: none.
-    argument : object
-        Its argument.
+    Packages must have the expected versions and modules be importable; `works` is a function,
+    ``module:name``, that is called with the argument and raises what is missing. Empty: none.
     """
     found = versions()
     for name, wanted in expected.items():

@@ -24,15 +24,8 @@ _ANSWER_SECONDS = 10.0
 def cluster_address(option: str | None) -> str | None:
     """Return the address of the cluster that is to be joined; None: there is none.
 
-    Parameters
-    ----------
-    option : str | None
-        What the command line says: ``host:port``, "auto", or "local" for none.
-
-    Raises
-    ------
-    Refused
-        If it is not such an address.
+    The command line's option is ``host:port``, "auto", or "local" for none; anything else is
+    `Refused`.
     """
     address = os.environ.get(ADDRESS_VARIABLE, "") if option is None else option
     source = ADDRESS_VARIABLE if option is None else "--ray-address"
@@ -55,26 +48,11 @@ def cluster_address(option: str | None) -> str | None:
 def joined(
     address: str | None, runtime_env: Mapping[str, Any], *, show_output: bool = True
 ) -> Iterator[str]:
-    """Connect this process to a cluster, for as long as the ``with`` block runs.
+    """Connect this process to a cluster, while the ``with`` block runs; yield its address.
 
-    Parameters
-    ----------
-    address : str | None
-        Of the cluster; None starts one of this machine's processors, which ends with the block.
-    runtime_env : Mapping[str, Any]
-        The code for its machines.
-    show_output : bool (default: True)
-        Whether to print what is printed on other machines.
-
-    Yields
-    ------
-    str
-        The address.
-
-    Raises
-    ------
-    LaunchFailed
-        If there is no such cluster, or this machine is not part of it.
+    Without an address Ray is started on this machine's processors alone, and ends with the block.
+    The runtime environment is the code for its machines. `LaunchFailed` says that there is no such
+    cluster, or that this machine is not part of it.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray

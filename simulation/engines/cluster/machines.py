@@ -20,15 +20,7 @@ CHECK_SECONDS = 600.0
 
 @dataclass(frozen=True)
 class Resources:
-    """What one client, or one cell of an experiment, takes.
-
-    Parameters
-    ----------
-    cpus : float (default: 1.0)
-        Processors, or the part of one; more than 0.
-    gpus : float (default: 0.0)
-        GPUs, or the part of one.
-    """
+    """What one client, or one cell of an experiment, takes; a part of a GPU will do."""
 
     cpus: float = 1.0
     gpus: float = 0.0
@@ -47,17 +39,7 @@ class Resources:
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine that takes part in a cluster, what Ray calls a node.
-
-    Parameters
-    ----------
-    node_id : str
-        Ray's id.
-    name : str
-        What a person calls it.
-    cpus, gpus : float
-        What it offers.
-    """
+    """A machine that takes part in a cluster, what Ray calls a node."""
 
     node_id: str
     name: str
@@ -88,13 +70,7 @@ def machines() -> list[Machine]:
 
 
 def useful_machines(each: Resources) -> list[Machine]:
-    """Return the machines that have room for a client or a cell.
-
-    Raises
-    ------
-    LaunchFailed
-        If there is none.
-    """
+    """Return the machines that have room for a client or a cell; `LaunchFailed` if none has."""
     found = machines()
     useful = [machine for machine in found if machine.slots(each)]
     if not useful:
@@ -117,22 +93,8 @@ def check_machines(
 ) -> None:
     """Check that code, environment and data are on each machine.
 
-    Parameters
-    ----------
-    found : Sequence[Machine]
-        The machines.
-    imports : Sequence[str]
-        Modules that must be importable there.
-    works : Sequence[tuple[str, Any]] (default: ())
-        Functions to call there, as ``module:name``, and their arguments; each raises what is
-        missing.
-    seconds : float (default: 600.0)
-        How long a machine may take.
-
-    Raises
-    ------
-    LaunchFailed
-        Names what is missing on which machine.
+    `LaunchFailed` names what is missing. `works` are functions to call there, as ``module:name``,
+    and their arguments; each raises what is missing.
     """
     ask: Any = ray.remote(inspect)
     here = versions()

@@ -27,16 +27,9 @@ _WARN_SECONDS = 60.0
 class RayPool(Pool):
     """Executes messages as Ray tasks on whatever machines the cluster has at the moment.
 
-    For every job that the cluster can work on, one more waits there. Ray executes a task again
-    whose process or machine is lost; a task is a pure function of its message, its state and the
-    node's data, so that nobody notices.
-
-    Parameters
-    ----------
-    setup : Setup
-        What is executed.
-    each : Resources
-        What one job takes.
+    For every job that the cluster can work on, one more waits there; `each` is what a job takes.
+    Ray executes a task again whose process or machine is lost; a task is a pure function of its
+    message, its state and the node's data, so that nobody notices.
     """
 
     def __init__(self, setup: Setup, each: Resources) -> None:

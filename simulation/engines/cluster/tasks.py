@@ -18,18 +18,9 @@ _adopted: set[str] = set()
 def execute(
     setup: Setup, node_config: Mapping[str, Any], message: Message, state: bytes
 ) -> tuple[Message, bytes | None]:
-    """Return a node's reply to a message, and its state after it; None: unchanged.
+    """Return a node's reply to a message, and its pickled state after it; None: unchanged.
 
-    Parameters
-    ----------
-    setup : Setup
-        What is executed; without the nodes, of which there may be many.
-    node_config : Mapping[str, Any]
-        That of the message's node.
-    message : Message
-        The message.
-    state : bytes
-        The node's state before it, pickled.
+    The setup comes without the nodes, of which there may be many.
     """
     reply, new_state = _runner(setup, message, node_config).run(message, state)
     return reply, None if new_state == state else new_state

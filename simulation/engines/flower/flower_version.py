@@ -20,11 +20,8 @@ def fleet_over_grpc() -> bool:
 
 
 def fleet_options(fleet_address: str) -> list[str]:
-    """Return the options that make a SuperLink serve SuperNodes at an address.
+    """Return the options that make a SuperLink serve SuperNodes at an address, ``host:port``.
 
-    Parameters
-    ----------
-    fleet_address : str
-        ``host:port``; without gRPC it has to be the SuperLink's own address.
+    Without gRPC it has to be the SuperLink's own address.
     """
     return [f"--fleet-api-address={fleet_address}"] if fleet_over_grpc() else []

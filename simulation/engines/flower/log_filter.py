@@ -31,12 +31,7 @@ _NOISE = re.compile(
 def readable(line: str, *, colours: bool) -> str | None:
     """Return a line of a run's log for the reader, or None if it is noise.
 
-    Parameters
-    ----------
-    line : str
-        As it came from Flower.
-    colours : bool
-        Whether the reader's terminal shows colours.
+    Colours stay if the reader's terminal shows them.
     """
     plain = _COLOURS.sub("", line)
     if _NOISE.fullmatch(plain.rstrip()):

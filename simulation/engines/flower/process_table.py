@@ -74,17 +74,10 @@ def find_launched(
 ) -> set[Process]:
     """Return the processes of a launch, those that ended and wait to be collected included.
 
-    These are the processes that carry the variable, the roots, the known ones, all that share
-    a session with one of these, and all their descendants; never this process itself.
-
-    Parameters
-    ----------
-    variable, value : str
-        The environment variable that the launch gave to its processes.
-    roots : Collection[int] (default: ())
-        Processes that the launch started itself, each the leader of its own session.
-    known : Collection[Process] (default: ())
-        Processes that were found before, whose parents may have ended since.
+    These are the processes that carry the variable, the roots (which the launch started itself,
+    each the leader of its own session), those known from before (whose parents may have ended
+    since), all that share a session with one of these, and all their descendants; never this
+    process itself.
     """
     carriers = pids_with_variable(variable, value)
     table = list_processes()
@@ -107,7 +100,7 @@ def end_processes(
     hurry: Callable[[], bool] = lambda: False,
     patience: float = 10.0,
 ) -> set[Process]:
-    """Ask processes to end, then make them end, until none is found any more.
+    """Ask processes to end, then make them end, until none is found any more; return the survivors.
 
     Parameters
     ----------
@@ -119,11 +112,6 @@ def end_processes(
         Cuts the grace time short as soon as it returns True.
     patience : float (default: 10.0)
         Seconds after the first SIGKILL before giving up.
-
-    Returns
-    -------
-    set[Process]
-        The survivors: empty unless the system does not let us end them.
     """
     kill_at = time.monotonic() + grace
     give_up_at = kill_at + patience

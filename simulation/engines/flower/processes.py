@@ -27,17 +27,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @dataclass
 class Child:
-    """A process that a `ProcessGroup` started.
-
-    Attributes
-    ----------
-    name : str
-        What it is, for messages.
-    process : subprocess.Popen[bytes]
-        The process.
-    log_path : Path
-        The file that gets everything it and its own children print.
-    """
+    """A process of a `ProcessGroup`; its log gets all that it and its own children print."""
 
     name: str
     process: subprocess.Popen[bytes]
@@ -150,15 +140,7 @@ class ProcessGroup:
         return self
 
     def start(self, name: str, command: Sequence[str]) -> Child:
-        """Start a command in a session of its own.
-
-        Parameters
-        ----------
-        name : str
-            What it is; also the name of its log file.
-        command : Sequence[str]
-            The program, looked up in the group's own ``PATH``, and its arguments.
-        """
+        """Start a command, looked up in the group's own ``PATH``, in a session of its own."""
         log_path = self.log_dir / f"{name}.log"
         log_path.unlink(missing_ok=True)
         # Appending, so that `Child.trim_log` can cut the file.

@@ -20,16 +20,9 @@ _NAMES = {".gitignore", "LICENSE"}
 def staged_app(app_dir: Path, folder: Path) -> Iterator[Path]:
     """Copy what Flower may bundle of an app, for as long as the ``with`` block runs.
 
-    To bundle an app, Flower looks at every single file below its folder, and only then at what
-    to leave out. With a virtual environment in that folder this takes seconds at each start; the
-    copy has no such folders, nor any that git ignores, and gives the same bundle.
-
-    Parameters
-    ----------
-    app_dir : Path
-        The folder with the app's pyproject.toml.
-    folder : Path
-        Where to put the copy.
+    To bundle an app, Flower looks at every single file below its folder, and only then at what to
+    leave out. With a virtual environment in that folder this takes seconds at each start; the copy
+    has no such folders, nor any that git ignores, and gives the same bundle.
     """
     target = Path(tempfile.mkdtemp(prefix="app-", dir=folder))
     try:

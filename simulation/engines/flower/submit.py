@@ -36,15 +36,7 @@ def print_line(line: str) -> None:
 
 
 class Run:
-    """A run that was submitted.
-
-    Attributes
-    ----------
-    run_id : str
-        Flower's id of the run.
-    run_dir : Path | None
-        Where the ServerApp writes; None for an app that has no such setting.
-    """
+    """A run that was submitted; `run_dir` is None for an app that has no such setting."""
 
     def __init__(
         self, superlink: SuperLink, run_id: str, run_dir: Path | None, before: object
@@ -67,7 +59,7 @@ class Run:
     def wait(
         self, *, echo: Callable[[str], None] | None = None, timeout: float | None = None
     ) -> dict[str, Any]:
-        """Wait for the run's end.
+        """Wait for the run's end, and return the summary that the ServerApp wrote.
 
         Ctrl-C stops the run before `KeyboardInterrupt` goes on to the caller.
 
@@ -76,19 +68,7 @@ class Run:
         echo : Callable[[str], None] | None (default: None)
             Gets every line of the run's log, for example `print_line`.
         timeout : float | None (default: None)
-            Seconds after which to give up waiting; the run itself goes on.
-
-        Returns
-        -------
-        dict[str, Any]
-            The summary that the ServerApp wrote.
-
-        Raises
-        ------
-        RunFailed
-            If the run did not complete.
-        RunTimeout
-            If the time has passed.
+            Seconds after which `RunTimeout` is raised; the run itself goes on.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         try:
@@ -200,24 +180,9 @@ def submit(
     *,
     federation_config: Mapping[str, ConfigValue] | None = None,
 ) -> Run:
-    """Submit a run of the app to a SuperLink.
+    """Submit a run of the app to a SuperLink; raise `LaunchFailed` if it is refused.
 
-    Parameters
-    ----------
-    superlink : SuperLink
-        Where to run it.
-    app_dir : Path
-        The folder with the app's pyproject.toml.
-    run_config : Mapping[str, bool | int | float | str]
-        What to change of the app's default run config; ``run-dir`` must be an absolute path, if
-        the app has this setting.
-    federation_config : Mapping[str, bool | int | float | str] | None (default: None)
-        Options of the simulation engine.
-
-    Raises
-    ------
-    LaunchFailed
-        If the run is refused.
+    `federation_config` has the options of the simulation engine.
     """
     run_dir = check_run_config(app_dir, run_config)
     before = None
@@ -234,13 +199,7 @@ def submit(
 
 
 def check_run_config(app_dir: Path, run_config: Mapping[str, ConfigValue]) -> Path | None:
-    """Refuse a run config that cannot work, and return its run directory, if the app has one.
-
-    Raises
-    ------
-    LaunchFailed
-        If a key is unknown to the app, or ``run-dir`` is not an absolute path.
-    """
+    """Refuse a run config that cannot work, and return its run directory, if the app has one."""
     defaults = default_run_config(app_dir)
     check_keys(run_config, defaults)
     if "run-dir" not in defaults:

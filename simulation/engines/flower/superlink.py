@@ -33,13 +33,7 @@ START_TIMEOUT = 120.0
 
 
 def log_folder(run_dir: Path | None) -> Path | None:
-    """Return where the engine's logs of a run go; its folder is made, for its owner alone.
-
-    Parameters
-    ----------
-    run_dir : Path | None
-        The folder of the run; None if the app has none.
-    """
+    """Return where the engine's logs of a run go; its folder is made, for its owner alone."""
     # Not at the top: it loads Flower, and --help should not wait for that.
     from fedpsa_strategy.files import make_private_folder
 
@@ -52,29 +46,8 @@ def log_folder(run_dir: Path | None) -> Path | None:
 class SuperLink:
     """A running SuperLink and the process group it belongs to.
 
-    Attributes
-    ----------
-    group : ProcessGroup
-        All processes of this launch.
-    process : Child
-        The SuperLink itself.
-    folder : Path
-        The launch's private folder.
-    connection : str
-        The name under which Flower's commands know it.
-    fleet_address : str
-        Where SuperNodes connect to.
-
-    Parameters
-    ----------
-    group : ProcessGroup
-        Where to start it.
-    folder : Path
-        The launch's private folder.
-    simulation : bool
-        Whether it simulates its SuperNodes with Ray, or waits for real ones.
-    database : Path | None (default: None)
-        File that keeps its state; by default the state is in memory and ends with it.
+    Flower's commands know it by the name `connection`; SuperNodes connect to `fleet_address`.
+    Without a database its state is in memory and ends with it.
     """
 
     def __init__(
@@ -104,13 +77,7 @@ class SuperLink:
         self.process = group.start("superlink", self._command)
 
     def restart(self) -> None:
-        """Start it again after its end, at the same addresses, and wait until it answers.
-
-        Raises
-        ------
-        LaunchFailed
-            If it has not ended, or does not start.
-        """
+        """Start it again after its end, at the same addresses, and wait until it answers."""
         if self.process.running:
             raise LaunchFailed("The SuperLink is still running.")
         self._restarts += 1
@@ -127,13 +94,7 @@ class SuperLink:
             )
 
     def wait_until_healthy(self, timeout: float = START_TIMEOUT) -> None:
-        """Wait for the SuperLink to answer.
-
-        Raises
-        ------
-        LaunchFailed
-            If it ends, or does not answer in time.
-        """
+        """Wait for the SuperLink to answer; `LaunchFailed` if it ends, or does not in time."""
         deadline = time.monotonic() + timeout
         while not self._answers():
             if not self.process.running:
@@ -167,20 +128,8 @@ def flwr_json(
 ) -> dict[str, Any]:
     """Run a ``flwr`` command and return its JSON answer.
 
-    Parameters
-    ----------
-    arguments : str
-        The command; the format is added.
-    environment : Mapping[str, str] | None (default: None)
-        Its environment variables; by default this process's own, with Flower's commands beside
-        this Python first in its ``PATH``.
-    timeout : float (default: 60.0)
-        Seconds before the command counts as failed.
-
-    Raises
-    ------
-    LaunchFailed
-        If the command fails; the text is Flower's own.
+    A command that fails raises `LaunchFailed`, with Flower's own words. By default it has this
+    process's environment, with Flower's commands beside this Python first in its ``PATH``.
     """
     if environment is None:
         path = [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
@@ -227,14 +176,8 @@ def running_superlink(
 ) -> Iterator[SuperLink]:
     """Start a SuperLink in surroundings of its own, and end everything afterwards.
 
-    Parameters
-    ----------
-    simulation : bool
-        Whether it simulates its SuperNodes with Ray, or waits for real ones.
-    log_dir : Path | None (default: None)
-        Folder for the logs of the processes; a temporary one by default.
-    database : Path | None (default: None)
-        File that keeps the SuperLink's state; by default it is in memory.
+    It simulates its SuperNodes with Ray, or waits for real ones. Logs go to a temporary folder if
+    none is given.
     """
     with launch_folder() as folder:
         environment = flower_environment(folder, new_token())

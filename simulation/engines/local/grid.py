@@ -27,20 +27,9 @@ _FIRST_NODE_ID = 1000
 
 
 class VirtualNodes(Grid):
-    """Virtual nodes; node number i holds partition i.
+    """Virtual nodes, with a pool that executes their messages; node number i holds partition i.
 
-    Use it as a context manager, or call `close()`.
-
-    Parameters
-    ----------
-    num_nodes : int
-        How many nodes.
-    run_config : Mapping[str, bool | int | float | str]
-        The run config that the ClientApp sees.
-    app : str
-        The ClientApp, as ``module:attribute``.
-    make_pool : Callable[[Setup], Pool]
-        Makes what executes it.
+    The ClientApp is named ``module:attribute``. Use it as a context manager, or call `close()`.
     """
 
     def __init__(
@@ -110,17 +99,9 @@ class VirtualNodes(Grid):
         return replies
 
     def wait(self, timeout: float) -> bool:
-        """Wait until a reply arrives that was not there at the last pull.
+        """Wait until a reply arrives that was not there at the last pull, or the time has passed.
 
-        Parameters
-        ----------
-        timeout : float
-            Seconds after which to give up.
-
-        Returns
-        -------
-        bool
-            Whether there is one, or a message that the next pull will execute in this process.
+        Tell whether there is one, or a message that the next pull will execute in this process.
         """
         return self._pool.wait(timeout)
 

@@ -35,18 +35,10 @@ EMPTY_STATE = pickle.dumps(RecordDict())
 
 @dataclass(frozen=True)
 class Setup:
-    """What is executed.
+    """What is executed: a ClientApp, as ``module:attribute``, and its configs.
 
-    Parameters
-    ----------
-    app : str
-        Where the ClientApp is, as ``module:attribute``.
-    node_configs : Mapping[int, Mapping[str, Any]]
-        The node config of every node, by its id.
-    run_config : Mapping[str, Any]
-        The run config.
-    objects : Mapping[str, bytes] (default: {})
-        Tasks and methods that no other process can import; see `simulation.objects`.
+    Node configs are by the nodes' ids. `objects` are tasks and methods that no other process can
+    import; see `simulation.objects`.
     """
 
     app: str
@@ -56,13 +48,7 @@ class Setup:
 
 
 class Runner:
-    """Calls the ClientApp for one node or another.
-
-    Parameters
-    ----------
-    setup : Setup
-        What to call, and with which configs.
-    """
+    """Calls the ClientApp for one node or another."""
 
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
