@@ -32,18 +32,7 @@ LossFn = Callable[[Tensor, Tensor], Tensor]
 class Alignment(Callback):
     """Lets every n-th upload carry a metric `align`; the last of a strategy's callbacks.
 
-    Parameters
-    ----------
-    model : nn.Module
-        A workspace.
-    shard : Shard
-        The test data.
-    loss_fn : Callable[[Tensor, Tensor], Tensor]
-        Loss per sample.
-    every : int
-        n.
-    seed : int
-        Seed of the test batch.
+    The model is a workspace, the loss one per sample, the seed that of the test batch.
     """
 
     def __init__(

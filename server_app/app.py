@@ -76,15 +76,8 @@ def run_settings(
 ) -> dict[str, Any]:
     """Run an experiment, write its folder and return its summary.
 
-    Parameters
-    ----------
-    grid : Grid
-        Where the nodes are.
-    settings : Settings
-        What to run.
-    stop_fn : Callable[[], bool] | None (default: None)
-        Asked about twice a second; the run ends cleanly when it returns True, or when there
-        is a file `stop-requested` in its folder.
+    `stop_fn` is asked about twice a second; the run ends cleanly when it returns True, or when
+    there is a file `stop-requested` in its folder.
     """
     if not settings.run_dir:
         path = unused(runs_folder() / run_name(settings.strategy, settings.data_name))

@@ -35,19 +35,8 @@ def checked(key: str, value: Any, item: Field[Any]) -> Any:
 def method_values(strategy: str, text: str, known: Mapping[str, Field[Any]]) -> dict[str, Any]:
     """Return the values in a text by their fields' names, checked.
 
-    Parameters
-    ----------
-    strategy : str
-        The method, as a person named it.
-    text : str
-        The value of `method-settings`.
-    known : Mapping[str, Field[Any]]
-        The fields of the method's settings by their keys.
-
-    Raises
-    ------
-    SettingsError
-        For a text that cannot be read, an unknown key, or a value that is not allowed.
+    The text is the value of `method-settings`; the method is called as a person named it, and the
+    fields of its settings are by their keys.
     """
     values = {}
     for key, value in parsed(text).items():

@@ -22,21 +22,9 @@ def personal_accuracy(
     """Return the mean accuracy of personal models on their clients' class mixtures.
 
     For every client the test accuracy per class of (encoder, own head) is weighted by how often the
-    client has that class: what it would see on fresh data of its own distribution. None without
-    personal heads.
-
-    Parameters
-    ----------
-    model : nn.Module
-        Has the encoder.
-    shard : Shard
-        The test set.
-    heads : Mapping[int, tuple[Mapping[str, Any], Any]]
-        By client: the head's arrays (keys ending in weight and bias) and the class counts.
-    device : torch.device
-        Where to compute.
-    batch_size : int (default: 1000)
-        Samples per forward pass.
+    client has that class: what it would see on fresh data of its own distribution. Heads are by
+    client: the head's arrays (keys ending in weight and bias) and the class counts. None without
+    any.
     """
     if not heads:
         return None

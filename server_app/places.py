@@ -19,14 +19,7 @@ _APP = Path(__file__).resolve().parents[1]
 def run_name(strategy: str, data: str, now: datetime | None = None) -> str:
     """Return the name of a run's folder, such as ``20260131T235959Z-fedpsa-digits``.
 
-    Parameters
-    ----------
-    strategy : str
-        The method.
-    data : str
-        The dataset, or the own task as ``module:object``.
-    now : datetime | None (default: None)
-        When the run starts; by default now.
+    The data is a dataset, or an own task as ``module:object``.
     """
     stamp = (now or datetime.now(UTC)).astimezone(UTC).strftime("%Y%m%dT%H%M%SZ")
     # Names of files have a limit, names of modules have none.
@@ -47,11 +40,6 @@ def runs_folder(working: Path | None = None) -> Path:
 
     A ServerApp works in the folder in which its SuperLink was started, and that may be another
     project's. So the results go there only if it is the folder of this app.
-
-    Parameters
-    ----------
-    working : Path | None (default: None)
-        The working directory; by default the process's own.
     """
     working = working or Path.cwd()
     identity = _identity(_APP)

@@ -22,12 +22,8 @@ def checkpoint_store(settings: Settings, folder: Path) -> CheckpointStore:
 def load_checkpoint(settings: Settings) -> dict[str, Any]:
     """Return the checkpoint to resume from, if the settings still fit it; nothing is written.
 
-    Raises
-    ------
-    SettingsError
-        If a setting that matters was changed, or a limit is one that the run has passed.
-    CheckpointError
-        If there is no checkpoint that can be used.
+    `SettingsError` says that a setting that matters was changed, or that the run has passed a
+    limit; `CheckpointError` that there is no checkpoint that can be used.
     """
     path = Path(settings.run_dir if settings.resume == "true" else settings.resume)
     saved = checkpoint_store(settings, path).load_newest() if path.is_dir() else load(path)

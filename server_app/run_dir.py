@@ -36,21 +36,15 @@ class RunDir:
     """A run's folder, which one process at a time works in.
 
     Every file in it is written whole or not at all. The lock ends with `close`, with the `with`
-    block, or with the process, however that ends.
-
-    Parameters
-    ----------
-    path : Path
-        The folder; made if it does not exist, for its owner alone.
-    resume : bool (default: False)
-        Whether it holds a run that is to go on; else one that holds a run is refused.
+    block, or with the process, however that ends. A folder that does not exist is made, for its
+    owner alone.
 
     Raises
     ------
     FileNotFoundError
         If there is no run to resume.
     FileExistsError
-        If there is a run already.
+        If there is a run already, and it is not to be resumed.
     RunDirError
         If another process works in it, or it cannot be made.
     """

@@ -85,11 +85,8 @@ class Settings(Declared):
     def from_run_config(cls, run_config: Mapping[str, Any]) -> Settings:
         """Return the settings of a run config.
 
-        Raises
-        ------
-        SettingsError
-            For an unknown key, a value of the wrong type or out of range, or settings that do not
-            fit together.
+        `SettingsError` names an unknown key, a value of the wrong type or out of range, or settings
+        that do not fit together.
         """
         known = {key_of(item.name): item for item in fields(cls)}
         values = {}
@@ -120,13 +117,7 @@ class Settings(Declared):
 
     @cached_property
     def method(self) -> Method:
-        """The method with its settings.
-
-        Raises
-        ------
-        SettingsError
-            If there is no such method, or a setting of it is not allowed.
-        """
+        """The method with its settings; `SettingsError` if one of them is not allowed."""
         try:
             kind = find_method(self.strategy)
             return kind(**self._method_values(kind))
@@ -180,10 +171,7 @@ class Settings(Declared):
     def resolved(self, own: Mapping[str, Any]) -> Settings:
         """Return the settings with a task's own values (or the paper's) where a 0 asks for them.
 
-        Parameters
-        ----------
-        own : Mapping[str, Any]
-            Values by their run-config keys; others than those in `PAPER_DEFAULTS` are ignored.
+        The values are by their run-config keys; others than those in `PAPER_DEFAULTS` are ignored.
         """
         values = {key: own.get(key) or usual for key, usual in PAPER_DEFAULTS.items()}
         names = {key.replace("-", "_"): value for key, value in values.items()}

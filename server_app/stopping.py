@@ -20,20 +20,15 @@ _NOTICE = b"Stopping after the current step; a second signal does not wait for i
 class StopSignals:
     """While the block runs, the first SIGINT, SIGTERM or SIGHUP only asks the run to stop.
 
-    A second one, or the end of the patience, raises `SystemExit` where the run is. In any case the
-    handler that was there before gets the signal after the block, so that the program ends as it
-    would have; not earlier, because Flower's ends the process after 5 s, and talks to the SuperLink
-    first. Signals that are ignored stay ignored. In another thread than the main one nothing
-    happens.
+    A second one, or the end of the patience (in seconds; None: no end), raises `SystemExit` where
+    the run is. In any case the handler that was there before gets the signal after the block,
+    so that the program ends as it would have; not earlier, because Flower's ends the process after
+    5 s, and talks to the SuperLink first. Signals that are ignored stay ignored. In another thread
+    than the main one nothing happens.
 
     Python's handlers run in the main thread, but a signal that another thread raised, as Flower's
     does when the SuperLink is gone, does not wake a main thread that waits for a lock: it may wait
     there for an answer that never comes. Whoever has not heard of a signal is therefore woken.
-
-    Parameters
-    ----------
-    patience : float | None (default: None)
-        Seconds that the run has for ending by itself; None: as long as it takes.
     """
 
     def __init__(self, patience: float | None = None) -> None:

@@ -12,17 +12,8 @@ from server_app.settings import DATASET_DEFAULTS, PAPER_DEFAULTS, Settings
 def resolve(settings: Settings, before: Mapping[str, Any] | None = None) -> Settings:
     """Return the settings with the task's own learning rate, batch size and interval of tests.
 
-    Parameters
-    ----------
-    settings : Settings
-        In which 0 leaves them to the task.
-    before : Mapping[str, Any] | None (default: None)
-        The run config of the run that is resumed, whose values then count.
-
-    Raises
-    ------
-    SettingsError
-        If an own task declares something else than these.
+    A 0 leaves them to the task. If a run is resumed, the values in its run config count (`before`).
+    An own task that declares something else than these is a `SettingsError`.
     """
     if settings.is_resolved:
         return settings

@@ -15,15 +15,7 @@ from server_app.settings import Settings
 
 
 def open_trackers(settings: Settings, folder: Path) -> Iterator[Tracker]:
-    """Yield the trackers that the settings name, each open.
-
-    Parameters
-    ----------
-    settings : Settings
-        The settings of the run.
-    folder : Path
-        The run's folder, whose name is the run's.
-    """
+    """Yield the trackers that the settings name, each open; the folder's name is the run's."""
     config = settings.to_run_config()
     if settings.tensorboard:
         yield TensorBoardLog(folder / "tensorboard")

@@ -157,13 +157,7 @@ def simulate(
 
 
 def load(folder: Path | str) -> Run:
-    """Return an earlier run, from its folder.
-
-    Raises
-    ------
-    NotARunError
-        If there is no run in it.
-    """
+    """Return an earlier run, from its folder."""
     return Run(folder)
 
 

@@ -12,24 +12,12 @@ from simulation.errors import Refused
 
 
 def default_run_config(app_dir: Path) -> dict[str, ConfigValue]:
-    """Return the app's default run config, with dotted keys for nested tables.
-
-    Raises
-    ------
-    Refused
-        If there is no Flower app in this folder.
-    """
+    """Return the app's default run config, with dotted keys for nested tables."""
     return dict(flatten(_app_table(app_dir).get("config", {})))
 
 
 def app_components(app_dir: Path) -> tuple[str, str]:
-    """Return where the app's ServerApp and ClientApp are, as ``module:attribute`` each.
-
-    Raises
-    ------
-    Refused
-        If there is no Flower app in this folder.
-    """
+    """Return where the app's ServerApp and ClientApp are, as ``module:attribute`` each."""
     found = _app_table(app_dir).get("components", {})
     try:
         return str(found["serverapp"]), str(found["clientapp"])
@@ -62,13 +50,7 @@ def flatten(table: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, C
 
 
 def check_keys(run_config: Mapping[str, ConfigValue], defaults: Mapping[str, ConfigValue]) -> None:
-    """Refuse run-config keys that the app does not have, before anything is started.
-
-    Raises
-    ------
-    Refused
-        Names the unknown key and the known one it looks most like.
-    """
+    """Refuse run-config keys that the app does not have, before anything is started."""
     for key in run_config:
         if key in defaults:
             continue
@@ -96,11 +78,6 @@ def read_config(path: Path) -> dict[str, ConfigValue]:
     """Return the run config in a file; settings of an own method are in a table ``[method]``.
 
     The config.toml of a run repeats that run, in a folder of its own.
-
-    Raises
-    ------
-    Refused
-        If it cannot be read.
     """
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))

@@ -94,15 +94,10 @@ def folded(pairs: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
 
 
 def parse_value(text: str, default: ConfigValue | None = None) -> ConfigValue:
-    """Read a value from the command line.
+    """Read a value from the command line: a TOML value, or else a string that needs no quotes.
 
-    Parameters
-    ----------
-    text : str
-        A TOML value, or else a string that needs no quotes.
-    default : bool | int | float | str | None (default: None)
-        The value it replaces: ``1`` becomes a float where a float was, and a string where a
-        string was.
+    It takes the type of the default that it replaces: ``1`` becomes a float where a float was, and
+    a string where a string was.
     """
     try:
         value = tomllib.loads(f"value = {text}")["value"]

@@ -283,13 +283,7 @@ COMMANDS: dict[str, click.Command] = {
 def build_run_config(
     arguments: SimpleNamespace, defaults: Mapping[str, ConfigValue], now: datetime
 ) -> RunConfig:
-    """Put together the run config of a launch from its command line.
-
-    Raises
-    ------
-    Refused
-        If a key is unknown, or the command line contradicts itself.
-    """
+    """Put together the run config of a launch from its command line."""
     settings = _settings(arguments, defaults)
     folder = launch.named_folder(arguments.name, arguments.run_dir)
     return launch.with_places(settings, defaults, folder, now)

@@ -21,13 +21,7 @@ def is_sweep(pairs: Sequence[Pair]) -> bool:
 
 
 def combinations(pairs: Sequence[Pair]) -> list[list[Pair]]:
-    """Return the pairs of every run, one after the other.
-
-    Raises
-    ------
-    Refused
-        If a list has an empty place, or there are too many combinations.
-    """
+    """Return the pairs of every run, one after the other."""
     # What is said twice counts as it was said last.
     last = dict(pairs)
     strategy = last.get("strategy", "")
@@ -41,19 +35,10 @@ def combinations(pairs: Sequence[Pair]) -> list[list[Pair]]:
 
 
 def values(key: str, text: str, strategy: str = "") -> list[str]:
-    """Return the values behind a key.
+    """Return the values behind a key, or behind ``method.KEY`` of the user's own method `strategy`.
 
     A text that is allowed as it stands is one value, with its commas: a path, the settings of a
     method, tags. Else commas part the values.
-
-    Parameters
-    ----------
-    key : str
-        The setting, or ``method.KEY`` of a user's own method.
-    text : str
-        What stands behind it.
-    strategy : str (default: "")
-        The method that ``method.KEY`` belongs to.
     """
     if "," not in text or _is_allowed(key, text, strategy):
         return [text]

@@ -41,16 +41,6 @@ def format_run_config(config: Mapping[str, ConfigValue]) -> str:
     value ends at the next quote, escaped or not, and then reads each pair as TOML. A quote
     inside a value is therefore written as a Unicode escape.
 
-    Parameters
-    ----------
-    config : Mapping[str, bool | int | float | str]
-        Keys may be dotted.
-
-    Returns
-    -------
-    str
-        The pairs, separated by spaces.
-
     Raises
     ------
     TypeError
@@ -150,12 +140,8 @@ def remove_folder(folder: Path) -> None:
 def flower_environment(folder: Path, token: str) -> dict[str, str]:
     """Return the environment variables for the processes of one launch.
 
-    Parameters
-    ----------
-    folder : Path
-        The launch's private folder; Ray keeps its session there if the path is short enough.
-    token : str
-        The value of `TOKEN_VARIABLE`.
+    Flower and Ray keep their state in the launch's private folder; Ray only if the path is short
+    enough.
     """
     environment = dict(os.environ)
     # A Ray cluster that is already running somewhere must not get our clients.

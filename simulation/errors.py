@@ -8,19 +8,8 @@ from typing import Any
 class RunFailed(RuntimeError):  # noqa: N818 - says what happened, like a status
     """A run was started, or was about to be, and did not complete.
 
-    Parameters
-    ----------
-    reason : str
-        What happened, in one sentence.
-    log_tail : str (default: "")
-        The last lines of the log that explains it.
-    summary : dict[str, Any] | None (default: None)
-        The summary the ServerApp wrote, if it wrote one.
-
-    Attributes
-    ----------
-    reason, log_tail, summary
-        As given.
+    The reason is one sentence; `log_tail` has the last lines of the log that explains it, and
+    `summary` what the ServerApp wrote, if it did.
     """
 
     def __init__(

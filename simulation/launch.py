@@ -59,22 +59,8 @@ class Resources:
 class Launch:
     """What is run, where, and what is shown of it.
 
-    Parameters
-    ----------
-    engine : str
-        A key of `ENGINES`.
-    run_config : Mapping[str, bool | int | float | str]
-        What differs from the app's own run config.
-    clients : int
-        How many clients, or nodes, if the run config does not say.
-    app : Path
-        The folder of the Flower app.
-    resources : Resources
-        What the engine may use.
-    stream : bool (default: True)
-        Whether to show the run's log.
-    talk : bool (default: True)
-        Whether to print what is started and where results go.
+    The run config is what differs from the app's own; `clients` counts where it does not say. The
+    run's log is shown with `stream`; `talk` prints what is started and where results go.
     """
 
     engine: str
@@ -178,13 +164,7 @@ def run(launch: Launch) -> dict[str, Any]:
 
 
 def named_folder(name: str | None, run_dir: Path | str | None) -> Path | None:
-    """Return the folder that a person chose for a run; None if none was chosen.
-
-    Raises
-    ------
-    Refused
-        If the name cannot be a folder's, or both are given.
-    """
+    """Return the folder that a person chose for a run; None if none was chosen."""
     if name is None:
         return None if run_dir is None else Path(run_dir)
     if run_dir is not None:
@@ -203,11 +183,6 @@ def with_places(
     """Return a run config with the run's folder, and all paths absolute.
 
     The ServerApp runs elsewhere, where a relative path means another folder.
-
-    Raises
-    ------
-    Refused
-        If there is a folder for an app that has no such setting.
     """
     config = dict(settings)
     if "run-dir" in defaults:

@@ -27,15 +27,7 @@ def cpu_model() -> str:
 
 
 def circumstances(engine: str, side_by_side: int) -> dict[str, str | int]:
-    """Return what is noted about how a cell was run.
-
-    Parameters
-    ----------
-    engine : str
-        What simulated its clients.
-    side_by_side : int
-        How many cells ran at a time.
-    """
+    """Return what is noted about how a cell was run: on which engine, and how many at a time."""
     return {
         "cpu": cpu_model(),
         "cores": num_cores(),

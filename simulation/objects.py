@@ -25,17 +25,9 @@ _pickled: dict[str, bytes] = {}
 
 
 def reference_to(thing: Any) -> str:
-    """Return the name by which server and workers find an object.
+    """Return the name by which server and workers find a module, a class or another object.
 
-    Parameters
-    ----------
-    thing : Any
-        A module, a class or another object.
-
-    Raises
-    ------
-    TypeError
-        If it cannot be sent to another process.
+    `TypeError` says that it cannot be sent to another process.
     """
     if isinstance(thing, ModuleType) and thing.__name__ != "__main__":
         return thing.__name__

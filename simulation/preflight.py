@@ -18,13 +18,7 @@ from simulation.errors import Refused
 
 
 def check_launch(run_config: Mapping[str, ConfigValue]) -> list[str]:
-    """Refuse a run config that cannot work; return warnings about what has no effect.
-
-    Raises
-    ------
-    Refused
-        Names the setting, its value and what would be right.
-    """
+    """Refuse a run config that cannot work; return warnings about what has no effect."""
     try:
         settings = Settings.from_run_config(run_config)
     except SettingsError as error:

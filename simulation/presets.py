@@ -49,13 +49,7 @@ PRESETS: dict[str, RunConfig] = {
 
 
 def preset_config(names: Sequence[str]) -> RunConfig:
-    """Return the settings that presets stand for.
-
-    Raises
-    ------
-    Refused
-        If there is no preset of such a name.
-    """
+    """Return the settings that presets stand for."""
     config: RunConfig = {}
     for name in names:
         if name not in PRESETS:

@@ -27,19 +27,9 @@ _TOLD = {"strategy", "dataset", "task", "dirichlet-alpha", "seed"}
 
 
 class Sweep:
-    """Some run configs, each run once.
+    """Some run configs, each run once; those that are finished in the folder are not run again.
 
-    Parameters
-    ----------
-    configs : Sequence[RunConfig]
-        What is run.
-    folder : Path
-        Where the runs are; those that are finished there are not run again.
-
-    Raises
-    ------
-    Refused
-        If a setting is not allowed, or the runs would disturb one another.
+    A setting that is not allowed is `Refused`, and so are runs that would disturb one another.
     """
 
     def __init__(self, configs: Sequence[RunConfig], folder: Path) -> None:
@@ -63,16 +53,9 @@ class Sweep:
         self.store = CellStore(folder)
 
     def run(self, engine: str, jobs: int | None, *, as_json: bool = False) -> int:
-        """Run what is not finished yet, print the table, and return the exit code.
+        """Run what is not finished yet, print the table or JSON, and return the exit code.
 
-        Parameters
-        ----------
-        engine : str
-            "local" or "ray".
-        jobs : int | None
-            How many run side by side; None: one for each core, and one on Ray.
-        as_json : bool (default: False)
-            Whether to print JSON instead.
+        By default one runs on each core, and one at a time on Ray.
         """
         jobs = jobs or (num_cores() if engine == "local" else 1)
         to_stderr = PlainDisplay(lambda text: click.echo(text, err=True))

@@ -26,14 +26,8 @@ _SILENT_SECONDS = 30.0  # after which a SuperLink that does not answer counts as
 class Patience:
     """How often a run is submitted again.
 
-    Parameters
-    ----------
-    attempts : int (default: 5)
-        Submissions in a row that may end without a new checkpoint.
-    pause : float (default: 10.0)
-        Seconds before the first of these in a row; each further pause is twice as long.
-    longest : float (default: 600.0)
-        Seconds that no pause exceeds.
+    After so many attempts in a row without a new checkpoint no more; before the first of these
+    there is a pause, and each further one is twice as long, up to the longest (in seconds).
     """
 
     attempts: int = 5
@@ -48,23 +42,9 @@ class Patience:
 class Unattended:
     """A run that goes on until it is complete.
 
-    Its folder must be one that this process sees: it looks there for the summary and for
-    checkpoints, from which the next attempt goes on.
-
-    Parameters
-    ----------
-    app_dir : Path
-        The folder with the app's pyproject.toml.
-    run_config : Mapping[str, bool | int | float | str]
-        What differs from the app's own run config; ``run-dir`` among it, an absolute path.
-    superlink : str (default: "")
-        The name of the SuperLink in Flower's configuration; empty: its default.
-    patience : Patience
-        When to give up.
-    say : Callable[[str], None] (default: print)
-        Told what happens.
-    sleep : Callable[[float], None] (default: time.sleep)
-        Waits.
+    Its folder, ``run-dir`` in the run config, must be one that this process sees: it looks there
+    for the summary and for checkpoints, from which the next attempt goes on. The SuperLink is named
+    as in Flower's configuration; empty: its default.
     """
 
     def __init__(
@@ -89,10 +69,8 @@ class Unattended:
     def run(self) -> dict[str, Any]:
         """Submit the run until it is complete; return its summary.
 
-        Raises
-        ------
-        RunFailed
-            If somebody stopped it, or too many attempts in a row brought no new checkpoint.
+        `RunFailed` says that somebody stopped it, or that too many attempts in a row brought no new
+        checkpoint.
         """
         failures = 0
         while True:

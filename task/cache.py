@@ -32,11 +32,7 @@ _ATTEMPTS = 5
 def resolve_cache_dir(cache_dir: str | Path = "") -> Path:
     """Return the cache folder as an absolute path.
 
-    Parameters
-    ----------
-    cache_dir : str | Path (default: "")
-        The folder. Empty means ``$FEDPSA_CACHE``, else ``$XDG_CACHE_HOME/fedpsa``, else
-        ``~/.cache/fedpsa``.
+    Empty means ``$FEDPSA_CACHE``, else ``$XDG_CACHE_HOME/fedpsa``, else ``~/.cache/fedpsa``.
     """
     chosen = str(cache_dir) or os.environ.get("FEDPSA_CACHE", "")
     if not chosen:
@@ -48,27 +44,13 @@ def resolve_cache_dir(cache_dir: str | Path = "") -> Path:
 def cached_arrays(
     cache_dir: str | Path, key: str, make: Callable[[], Mapping[str, NDArray[Any]]]
 ) -> dict[str, NDArray[Any]]:
-    """Return named arrays from the cache, making them first if they are not there.
+    """Return named arrays from the cache as read-only memory maps, and make what is not there.
 
     A key is a folder of ``.npy`` files and a manifest. It is written under a temporary name and
     renamed at once, so a reader sees all of it or nothing; of several processes that make the same
     key at the same time, the first to finish wins and the others use its files. A folder that is
-    incomplete, or whose files do not have the checksums of the manifest, is replaced.
-
-    Parameters
-    ----------
-    cache_dir : str | Path
-        The cache folder; empty means the default of ``resolve_cache_dir``.
-    key : str
-        Name of the folder: letters, digits, ``.``, ``_`` and ``-``.
-    make : Callable[[], Mapping[str, NDArray]]
-        Called without arguments, at most once, if the cache cannot answer. For one key it must
-        always make the same arrays.
-
-    Returns
-    -------
-    dict[str, NDArray]
-        Read-only memory maps, by name.
+    incomplete, or whose files do not have the checksums of the manifest, is replaced. For one key
+    `make` must always return the same arrays; it is called at most once.
     """
     if not _KEY.fullmatch(key):
         raise ValueError(f"cache key {key!r} is not a plain file name")

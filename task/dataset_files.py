@@ -47,20 +47,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
-    """Read an idx file of unsigned bytes.
-
-    Parameters
-    ----------
-    path : Path
-        The file, plain or gzipped.
-    dimensions : int
-        Number of axes the file must have: 3 for images, 1 for labels.
-
-    Returns
-    -------
-    NDArray[np.uint8]
-        The array, in the shape its header gives.
-    """
+    """Read an idx file of unsigned bytes, plain or gzipped, with so many dimensions."""
     data = read_bytes(path)
     header = 4 + 4 * dimensions
     if len(data) < header:
@@ -82,20 +69,8 @@ def read_cifar_binary(
 ) -> tuple[Images, NDArray[np.uint8]]:
     """Read a CIFAR ``.bin`` file: per image the label bytes, then the planes R, G, B.
 
-    Parameters
-    ----------
-    path : Path
-        The file, plain or gzipped.
-    shape : tuple[int, ...]
-        Shape of one image.
-    label_bytes : int
-        Labels in front of each image, the last of which counts: 1 for CIFAR-10, 2 (coarse, fine)
-        for CIFAR-100.
-
-    Returns
-    -------
-    tuple
-        Images ``(n, *shape)`` and labels ``(n,)``.
+    Of the labels in front of each image the last counts: there is one for CIFAR-10, two (coarse,
+    fine) for CIFAR-100. Returns images ``(n, *shape)`` and labels ``(n,)``.
     """
     data = np.frombuffer(read_bytes(path), dtype=np.uint8)
     record = label_bytes + int(np.prod(shape))
@@ -120,21 +95,9 @@ class _BatchUnpickler(pickle.Unpickler):
 def read_cifar_pickle(
     path: Path, shape: tuple[int, ...], label_key: bytes
 ) -> tuple[Images, NDArray[np.int64]]:
-    """Read a batch of CIFAR's "python version".
+    """Read a batch of CIFAR's "python version": images ``(n, *shape)`` and labels ``(n,)``.
 
-    Parameters
-    ----------
-    path : Path
-        The file, plain or gzipped.
-    shape : tuple[int, ...]
-        Shape of one image.
-    label_key : bytes
-        ``b"labels"`` for CIFAR-10, ``b"fine_labels"`` for CIFAR-100.
-
-    Returns
-    -------
-    tuple
-        Images ``(n, *shape)`` and labels ``(n,)``.
+    The labels' key is ``b"labels"`` for CIFAR-10, ``b"fine_labels"`` for CIFAR-100.
     """
     try:
         batch = _BatchUnpickler(io.BytesIO(read_bytes(path)), encoding="bytes").load()
@@ -155,23 +118,9 @@ def read_cifar_pickle(
 def checked(
     path: Path, images: Images, labels: NDArray[Any], shape: tuple[int, ...], num_classes: int
 ) -> tuple[Images, Labels]:
-    """Check that the images and labels of one part fit each other and the dataset.
+    """Return the images and labels of one part, if they fit each other and the dataset.
 
-    Parameters
-    ----------
-    path : Path
-        The file with the labels, named in the error.
-    images, labels : NDArray
-        What was read.
-    shape : tuple[int, ...]
-        Shape one image must have.
-    num_classes : int
-        Labels must lie in ``0 .. num_classes - 1``.
-
-    Returns
-    -------
-    tuple
-        The images, and the labels as int64.
+    The path is that of the file with the labels, named in the error.
     """
     if len(images) == 0:
         raise DatasetFileError(f"{path}: no images")

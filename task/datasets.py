@@ -30,18 +30,8 @@ DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
 class DatasetInfo:
     """What a model or a loader has to know about a dataset.
 
-    Attributes
-    ----------
-    name : str
-        Key in ``DATASETS``.
-    shape : tuple[int, ...]
-        Shape of one image: channels, height, width.
-    num_classes : int
-        Labels are ``0 .. num_classes - 1``.
-    mean, std : tuple[float, ...]
-        Normalisation per channel, of pixels scaled to 0..1.
-    scale : float (default: 255.0)
-        The pixel value that stands for 1.
+    An image has `shape` (channels, height, width). Mean and deviation per channel are of pixels
+    scaled to 0..1, `scale` being the pixel value that stands for 1.
     """
 
     name: str
@@ -78,10 +68,7 @@ def dataset_info(name: str) -> DatasetInfo:
 def resolve_data_dir(data_dir: str | Path = "") -> Path:
     """Return the folder with the dataset files as an absolute path.
 
-    Parameters
-    ----------
-    data_dir : str | Path (default: "")
-        The folder. Empty means ``$FEDPSA_DATA``, else ``data`` inside the default cache folder.
+    Empty means ``$FEDPSA_DATA``, else ``data`` inside the default cache folder.
     """
     chosen = str(data_dir) or os.environ.get("FEDPSA_DATA", "")
     if not chosen:
@@ -100,19 +87,7 @@ def load_raw(
     ``data_dir`` are taken for whichever of the two is asked for. ``digits`` is part of
     scikit-learn.
 
-    Parameters
-    ----------
-    name : str
-        A key of ``DATASETS``.
-    data_dir : str | Path (default: "")
-        Folder with the files; see ``resolve_data_dir``.
-    download : bool (default: True)
-        Whether a download may be tried.
-
-    Returns
-    -------
-    tuple
-        Images, uint8 of shape ``(n, *shape)``, and labels, int64 of shape ``(n,)``.
+    Images are uint8 of shape ``(n, *shape)``, labels int64 of shape ``(n,)``.
 
     Raises
     ------

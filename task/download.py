@@ -34,13 +34,6 @@ def download(name: str, folder: Path) -> None:
 
     The files appear in ``folder`` only once they are complete, so that processes that look there at
     the same time never see half a dataset.
-
-    Parameters
-    ----------
-    name : str
-        A key of ``TORCHVISION_CLASSES``.
-    folder : Path
-        Where to put the files; created if needed.
     """
     from task.torchvision_import import import_torchvision_datasets
 

@@ -13,15 +13,10 @@ _WITHOUT_FLOAT64 = {"mps"}
 
 
 def set_threads(num_threads: int) -> None:
-    """Set the number of threads of this process's tensor operations.
+    """Set the number of threads of this process's tensor operations, at least 1.
 
     Results are bit-equal only for equal numbers of threads. The pool for independent operations can
     be sized once per process and only before its first use; later calls leave it as it is.
-
-    Parameters
-    ----------
-    num_threads : int
-        At least 1.
     """
     if num_threads < 1:
         raise ValueError(f"at least one thread is needed, got {num_threads}")
@@ -32,13 +27,10 @@ def set_threads(num_threads: int) -> None:
 
 
 def resolve_device(name: str | torch.device) -> torch.device:
-    """Return the device of a name.
+    """Return the device of a name: ``"cpu"``, ``"cuda"``, ``"cuda:N"`` or ``"auto"``.
 
-    Parameters
-    ----------
-    name : str | torch.device
-        ``"cpu"``, ``"cuda"``, ``"cuda:N"``, the same with the name of another accelerator that
-        torch has here, or ``"auto"``: the accelerator if there is any, else the CPU.
+    Other accelerators that torch has here have names too; auto is the accelerator if there is any,
+    else the CPU.
     """
     text, own = str(name), _accelerator()
     if text == "auto":
@@ -79,17 +71,10 @@ def move(model: nn.Module, device: torch.device) -> None:
 
 @contextlib.contextmanager
 def repeatable(place: torch.device, seed: int) -> Iterator[None]:
-    """Make what is computed depend on the seed alone: random numbers, and the order of sums.
+    """Make what is computed there depend on the seed alone: random numbers, and the order of sums.
 
     On an accelerator torch's deterministic algorithms are on inside. Of operations that have none,
     torch warns, by name. Everything is as before afterwards.
-
-    Parameters
-    ----------
-    place : torch.device
-        Where it is computed.
-    seed : int
-        Seed of the generators of the CPU and of that device.
     """
     generator = torch.default_generator
     before = generator.get_state()

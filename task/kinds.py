@@ -69,21 +69,9 @@ def logits_of(outputs: Any) -> Tensor | None:
 
 
 def possible_kinds(logits: Tensor, targets: Tensor, all_targets: Tensor, what: str) -> list[Kind]:
-    """Return what integer targets may be, judged by shapes and values.
+    """Return what integer targets may be, judged by the shapes of some and the values of all.
 
-    Parameters
-    ----------
-    logits, targets : Tensor
-        Outputs and targets of some samples.
-    all_targets : Tensor
-        The targets of all samples.
-    what : str
-        Where they come from, for the text of an error.
-
-    Raises
-    ------
-    TaskError
-        If they cannot be anything that is known.
+    `TaskError` says that they cannot be anything that is known.
     """
     shape, low, high = tuple(targets.shape), int(all_targets.min()), int(all_targets.max())
     found = []

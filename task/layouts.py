@@ -21,16 +21,10 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Layout:
-    """One way in which a dataset's files lie in a folder.
+    """One way in which a dataset's files lie in a folder, by its usual name inside a data folder.
 
-    Attributes
-    ----------
-    folder : str
-        The usual name of the folder inside a data folder.
-    files : tuple[str, ...]
-        Every file needed, training part first; each may also be there with ``.gz`` appended.
-    read : Callable
-        Turns their paths, the shape of an image and the number of classes into arrays.
+    Every file is needed, training part first; each may also be there with ``.gz`` appended. They
+    are read from their paths, the shape of an image and the number of classes.
     """
 
     folder: str

@@ -22,11 +22,6 @@ class RecentlyUsed(Generic[Value]):
 
     Bounded by bytes and not by count because one dataset's shard is fifty times another's. A value
     larger than the whole budget is handed out but not kept.
-
-    Parameters
-    ----------
-    max_bytes : int
-        Most bytes held at any time.
     """
 
     def __init__(self, max_bytes: int) -> None:

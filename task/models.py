@@ -13,15 +13,7 @@ from task.datasets import DatasetInfo, dataset_info
 
 
 class LinearClassifier(nn.Module):
-    """One linear layer on the flattened input, its bias starting at zero.
-
-    Parameters
-    ----------
-    num_inputs : int
-        Values per sample.
-    num_classes : int
-        Number of classes.
-    """
+    """One linear layer on the flattened input, its bias starting at zero."""
 
     def __init__(self, num_inputs: int, num_classes: int) -> None:
         super().__init__()
@@ -39,15 +31,7 @@ class LinearClassifier(nn.Module):
 
 
 class EncoderClassifier(nn.Module):
-    """An encoder that turns a sample into a feature vector, and a linear head that classifies it.
-
-    Parameters
-    ----------
-    encoder : nn.Module
-        Maps ``(n, *shape)`` to ``(n, features)``.
-    head : nn.Linear
-        The final layer.
-    """
+    """An encoder of samples to ``(n, features)``, and a linear head that classifies these."""
 
     def __init__(self, encoder: nn.Module, head: nn.Linear) -> None:
         super().__init__()
@@ -129,14 +113,14 @@ def make_model(dataset: str, seed: int, model: str = "default", width: float = 1
     """Build the model of a dataset with PyTorch's default initialisation.
 
     Weights of convolutions are in channels-last format, in which MNIST's model trains a sixth
-    faster on a CPU.
+    faster on a CPU. The global random generator is left as it was.
 
     Parameters
     ----------
     dataset : str
         A key of ``DATASETS``.
     seed : int
-        Seed of the initial parameters. The global random generator is left as it was.
+        Seed of the initial parameters.
     model : str (default: "default")
         The dataset's own model, or ``"mlp"``: a perceptron with a hidden layer of 64.
     width : float (default: 1.0)

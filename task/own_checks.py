@@ -18,29 +18,17 @@ from task.tensors import Shard
 
 
 def check_own_task(model: nn.Module, shard: Shard, loss_fn: LossFn, what: str) -> Kind | None:
-    """Refuse data, outputs and losses that do not fit each other.
+    """Refuse data, outputs and losses that do not fit each other, and say what would be right.
 
-    Parameters
-    ----------
-    model : nn.Module
-        The task's model; neither its mode nor its buffers change.
-    shard : Shard
-        The samples: all are checked for their range, some go through model and loss.
-    loss_fn : Callable[[Any, Tensor], Tensor]
-        The task's loss.
-    what : str
-        The function that returned the samples, for the text of the error.
+    All samples are checked for their range, some go through model and loss; neither the model's
+    mode nor its buffers change. `what` is the function that returned the samples, for the text of
+    the error.
 
     Returns
     -------
     Kind | None
         What the targets are to the outputs; None if there is no accuracy: targets are numbers, or
         the model returns neither a tensor nor something with `logits`.
-
-    Raises
-    ------
-    TaskError
-        Says what was found, and what would be right.
     """
     for name, values in (("inputs", shard.x), ("targets", shard.y)):
         if values.is_floating_point() and not bool(torch.isfinite(values).all()):
@@ -69,12 +57,7 @@ def check_own_task(model: nn.Module, shard: Shard, loss_fn: LossFn, what: str) -
 def check_cross_entropy(model: nn.Module, shard: Shard, loss_fn: LossFn, why: str) -> None:
     """Refuse a task whose loss is another than the cross-entropy of classes.
 
-    Parameters
-    ----------
-    model, shard, loss_fn
-        See `check_own_task`, which they have passed.
-    why : str
-        Who needs that, for the text of the error.
+    It has passed `check_own_task`; `why` says who needs that, for the text of the error.
     """
     x, targets = _some_samples(model, shard)
     outputs = _outputs(model, x, "test_data")

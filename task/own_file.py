@@ -14,15 +14,7 @@ from task.tensors import Shard, normalised
 
 
 def read_own_file(path: Path, info: DatasetInfo) -> Shard:
-    """Read and check an ``.npz`` file with the arrays ``x`` and ``y``.
-
-    Parameters
-    ----------
-    path : Path
-        The file; see ``task.shards.file_shard``.
-    info : DatasetInfo
-        What the samples have to look like.
-    """
+    """Read and check an ``.npz`` file with the arrays ``x`` and ``y``."""
     try:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()

@@ -37,13 +37,7 @@ def on_cpu(outputs: Any) -> Any:
 
 
 def own_metrics(metrics_fn: MetricsFn, outputs: Sequence[Any], targets: Tensor) -> dict[str, float]:
-    """Return what a task's `metrics` makes of the outputs of all batches.
-
-    Raises
-    ------
-    TaskError
-        If it fails or returns something else than numbers by their names.
-    """
+    """Return what a task's `metrics` makes of the outputs of all batches, checked."""
     try:
         found = metrics_fn(_together(outputs), targets.cpu())
         values = {name: float(value) for name, value in found.items()}

@@ -29,22 +29,7 @@ def _generator(seed: int, purpose: str) -> np.random.Generator:
 
 
 def split_test(num_samples: int, fraction: float, seed: int) -> tuple[Indices, Indices]:
-    """Set a random part of all samples aside for testing.
-
-    Parameters
-    ----------
-    num_samples : int
-        Number of samples.
-    fraction : float
-        Share of the test set, between 0 and 1; its size is rounded to the nearest integer.
-    seed : int
-        Seed of the draw.
-
-    Returns
-    -------
-    tuple
-        Training and test indices, each in ascending order.
-    """
+    """Set a random part of all samples aside; return training and test indices, ascending."""
     if not 0.0 < fraction < 1.0:
         raise ValueError(f"the test fraction must lie between 0 and 1, got {fraction}")
     num_test = round(num_samples * fraction)
@@ -120,13 +105,6 @@ def by_client_dirichlet(
 
     Every client gets ``len(labels) // num_clients`` samples; the remainder, fewer samples than
     clients, stays unused.
-
-    Parameters
-    ----------
-    labels, num_clients, alpha, seed
-        See ``partition``.
-    fitted : bool (default: False)
-        Whether mixtures are redrawn.
     """
     _check(labels, num_clients, alpha)
     rng = _generator(seed, "client-dirichlet")
@@ -209,11 +187,6 @@ def by_class_dirichlet(
 
     All samples are used and clients differ in size. A client that would stay empty gets one random
     sample of the client that has most at that moment.
-
-    Parameters
-    ----------
-    labels, num_clients, alpha, seed
-        See ``partition``.
     """
     _check(labels, num_clients, alpha)
     rng = _generator(seed, "class-dirichlet")
@@ -233,13 +206,7 @@ def by_class_dirichlet(
 
 
 def iid(labels: NDArray[np.integer], num_clients: int, seed: int) -> list[Indices]:
-    """Give every client ``len(labels) // num_clients`` samples, whatever their labels.
-
-    Parameters
-    ----------
-    labels, num_clients, seed
-        See ``partition``.
-    """
+    """Give every client ``len(labels) // num_clients`` samples, whatever their labels."""
     _check(labels, num_clients, alpha=1.0)
     order = _generator(seed, "iid").permutation(len(labels))
     size = len(labels) // num_clients

@@ -210,19 +210,9 @@ class Source:
 def file_shard(path: str | Path, dataset_info: DatasetInfo) -> Shard:
     """Load a node's own data from an ``.npz`` file with the arrays ``x`` and ``y``.
 
-    Parameters
-    ----------
-    path : str | Path
-        The file. ``x`` has shape ``(n, *shape)``; as uint8 it is taken for raw pixels, which are
-        scaled and normalised, as a float type for inputs already normalised. ``y`` holds ``n``
-        integer labels.
-    dataset_info : DatasetInfo
-        The dataset whose model is trained.
-
-    Raises
-    ------
-    ShardFileError
-        If the file cannot be used; the text says why.
+    ``x`` has shape ``(n, *shape)``; as uint8 it is taken for raw pixels, which are scaled and
+    normalised, as a float type for inputs already normalised. ``y`` holds ``n`` integer labels.
+    `ShardFileError` says why the file cannot be used.
     """
     path = Path(path).expanduser().absolute()
     try:

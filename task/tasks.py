@@ -139,10 +139,7 @@ class DatasetTask:
 def find_task(reference: str) -> LearningTask:
     """Return a user's task by its name `module:object`, or `module` for the module itself.
 
-    Raises
-    ------
-    TaskError
-        When there is no such module or object, or it lacks one of the four functions.
+    `TaskError` says that there is none, or that it lacks one of the four functions.
     """
     module_name, _, name = reference.partition(":")
     try:
@@ -178,13 +175,7 @@ def own_metrics_of(task: LearningTask) -> MetricsFn | None:
 
 
 def as_shard(data: Any, what: str) -> Shard:
-    """Return inputs and targets as a shard, checked.
-
-    Raises
-    ------
-    TaskError
-        When they are not two tensors of the same, positive length.
-    """
+    """Return inputs and targets as a shard, two tensors of the same, positive length."""
     if isinstance(data, Shard):
         return data
     try:
@@ -201,15 +192,7 @@ def as_shard(data: Any, what: str) -> Shard:
 
 
 def calibration_recipe(shard: Shard, kind: Kind | None) -> dict[str, Any]:
-    """Return how a calibration batch like some real samples is drawn.
-
-    Parameters
-    ----------
-    shard : Shard
-        The samples.
-    kind : Kind | None
-        What their targets are, as `check_own_task` found.
-    """
+    """Return how a calibration batch like some real samples is drawn."""
     recipe: dict[str, Any] = {"shape": tuple(shard.x.shape[1:])}
     if not shard.x.is_floating_point():
         recipe["vocabulary"] = int(shard.x.max()) + 1

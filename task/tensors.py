@@ -14,12 +14,7 @@ from task.datasets import DatasetInfo
 class Shard:
     """Normalised inputs and their labels. Shared within the process: not to be written to.
 
-    Attributes
-    ----------
-    x : Tensor
-        Inputs, float32, contiguous, of shape ``(n, *shape)``.
-    y : Tensor
-        Labels, int64, of shape ``(n,)``.
+    `x` is float32, contiguous, of shape ``(n, *shape)``, `y` int64 of shape ``(n,)``.
     """
 
     x: Tensor

@@ -48,15 +48,7 @@ def check_node() -> None:
 
 
 def connected_to(port: int, table: str) -> bool:
-    """Whether the kernel's table of TCP connections has an open one to this port.
-
-    Parameters
-    ----------
-    port : int
-        Of the other end.
-    table : str
-        The text of /proc/net/tcp.
-    """
+    """Whether the kernel's table of TCP connections (/proc/net/tcp) has an open one to a port."""
     rows = [line.split() for line in table.splitlines()[1:]]
     return any(
         row[3] == _ESTABLISHED and int(row[2].rpartition(":")[2], 16) == port for row in rows

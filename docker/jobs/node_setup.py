@@ -31,15 +31,7 @@ _TEST_FRACTION, _SEED = 0.1, 0
 
 
 def ensure_key(key_dir: Path, public_dir: Path) -> None:
-    """Make an elliptic-curve key (NIST P-384) as Flower reads it, unless there is one.
-
-    Parameters
-    ----------
-    key_dir : Path
-        Gets ``node.key``.
-    public_dir : Path
-        Gets ``node.pub``.
-    """
+    """Make an elliptic-curve key (NIST P-384) as Flower reads it, unless there is one."""
     key_path = key_dir / "node.key"
     if key_path.exists():
         key = load_ssh_private_key(key_path.read_bytes(), password=None)
@@ -55,15 +47,7 @@ def ensure_key(key_dir: Path, public_dir: Path) -> None:
 
 
 def ensure_demo_data(data_dir: Path, partition_id: int, num_partitions: int) -> None:
-    """Write this node's share of the demo dataset to ``data.npz``, unless it has its own data.
-
-    Parameters
-    ----------
-    data_dir : Path
-        The node's data folder.
-    partition_id, num_partitions : int
-        Which share, of how many.
-    """
+    """Write this node's share of the demo dataset to ``data.npz``, unless it has its own data."""
     path = data_dir / "data.npz"
     share = f"{_DATASET} {partition_id} of {num_partitions}"
     if path.exists():

@@ -13,13 +13,7 @@ _KNOWN = "already in use"
 
 
 def register_nodes(public_dir: Path) -> int:
-    """Register every public key below a folder and return how many there are.
-
-    Parameters
-    ----------
-    public_dir : Path
-        Holds one folder for each node, named after it, with its ``node.pub``.
-    """
+    """Register the ``node.pub`` in every folder under its name; return how many there are."""
     keys = sorted(public_dir.glob("*/node.pub"))
     for path in keys:
         name = path.parent.name

@@ -50,27 +50,8 @@ def build_run_config(
 ) -> dict[str, ConfigValue]:
     """Put together the run config.
 
-    Parameters
-    ----------
-    settings : Mapping[str, Any]
-        What ``run.toml`` says.
-    changes : str
-        ``key=value`` pairs that go before it; quotes are needed only around spaces.
-    defaults : Mapping[str, bool | int | float | str]
-        The app's own run config.
-    num_nodes : int
-        How many nodes there are.
-    runs_dir : Path
-        Where all runs are.
-    name : str (default: "")
-        Folder of this one; by default from the time, the strategy and the dataset.
-    now : datetime
-        The time.
-
-    Raises
-    ------
-    LaunchFailed
-        If a key is unknown, or a change is no pair.
+    The changes, ``key=value`` pairs with quotes only around spaces, go before what ``run.toml``
+    says. The folder is by default named after the time, the strategy and the dataset.
     """
     config: dict[str, ConfigValue] = {"num-clients": num_nodes, **settings}
     for pair in shlex.split(changes):
@@ -92,10 +73,7 @@ def build_run_config(
 def follow_log(run_id: str) -> str:
     """Show the log of a run until it ends, however often the connection breaks.
 
-    Returns
-    -------
-    str
-        What Flower says about the end.
+    Returns what Flower says about the end.
     """
     shown = 0
     while True:

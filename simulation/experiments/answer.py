@@ -16,18 +16,7 @@ _SURE = 0.95
 
 
 def answer(rows: Sequence[Row]) -> dict[str, str]:
-    """Return a table for every place where methods were compared over enough seeds.
-
-    Parameters
-    ----------
-    rows : Sequence[Row]
-        The rows of a table of accuracies.
-
-    Returns
-    -------
-    dict[str, str]
-        Tables in Markdown, by the places' names.
-    """
+    """Return a table in Markdown for every place where methods were compared over enough seeds."""
     done = [row for row in rows if row.completed]
     places = groups(done, "dataset", "alpha").items()
     tables = {markdown.place(dataset, alpha): _part(found) for (dataset, alpha), found in places}

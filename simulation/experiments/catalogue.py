@@ -270,13 +270,7 @@ EXPERIMENTS: dict[str, Experiment] = {
 
 
 def find_experiment(name: str) -> Experiment:
-    """Return an experiment by its name.
-
-    Raises
-    ------
-    Refused
-        If there is none; the text says which there are.
-    """
+    """Return an experiment by its name."""
     if name in EXPERIMENTS:
         return EXPERIMENTS[name]
     similar = difflib.get_close_matches(name, EXPERIMENTS, n=1)

@@ -23,14 +23,9 @@ _LOCK_SECONDS = 180.0
 
 @dataclass(frozen=True)
 class Outcome:
-    """What comes back from a cell's run.
+    """What comes back from a cell's run: why it did not complete, or "".
 
-    Parameters
-    ----------
-    error : str (default: "")
-        Why it did not complete.
-    files : bytes (default: b"")
-        Its folder as a tar archive, from a machine that does not share the folder of cells.
+    `files` is its folder as a tar archive, from a machine that does not share the folder of cells.
     """
 
     error: str = ""
@@ -40,20 +35,8 @@ class Outcome:
 def run_cell(cell: Cell, folder: str, mark: str, workers: int, side_by_side: int) -> Outcome:
     """Run a cell in its folder, or go on with it there; in a temporary one if it is not shared.
 
-    Ray calls this again elsewhere when the machine is lost.
-
-    Parameters
-    ----------
-    cell : Cell
-        The cell.
-    folder : str
-        The folder of all cells.
-    mark : str
-        The name of a file there, by which a machine knows that it shares this folder.
-    workers : int
-        Processes that train; 0 trains in this one.
-    side_by_side : int
-        How many cells run at a time.
+    Ray calls this again elsewhere when the machine is lost. `mark` is the name of a file in the
+    folder of all cells, by which a machine knows that it shares this folder.
     """
     # Ray cancels a task by this signal, which is ignored in what a shell starts in the background.
     signal.signal(signal.SIGINT, signal.default_int_handler)

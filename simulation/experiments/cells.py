@@ -52,17 +52,10 @@ OWN_SPLIT = "own split"
 class Cell:
     """One run of an experiment.
 
-    Parameters
-    ----------
-    labels : Mapping[str, str | int | float]
-        Its place in the experiment: `method`, `dataset`, `alpha`, `seed` and whatever else varies.
-        Two cells with other labels may be the same run.
-    settings : Settings
-        What is run, with nothing left to the task (see `server_app.task_defaults`).
-    source : str (default: "")
-        The hash of an own task's file, which is another task when it changes.
-    method_source : str (default: "")
-        The same of a user's own method.
+    Its labels are its place in the experiment: `method`, `dataset`, `alpha`, `seed` and whatever
+    else varies. Two cells with other labels may be the same run. Its settings leave nothing to the
+    task (see `server_app.task_defaults`). The sources are hashes of the files of an own task and of
+    a user's own method, which are others when they change.
     """
 
     labels: Mapping[str, Label]

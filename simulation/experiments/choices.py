@@ -25,15 +25,7 @@ DATASETS = ("digits", "mnist", "fmnist", "cifar10", "cifar100")
 
 
 class _Words(click.ParamType):  # type: ignore[type-arg]
-    """Words between commas, each read by a function.
-
-    Parameters
-    ----------
-    name : str
-        What a person is told of their form.
-    read : Callable[[str], Sequence[Any]] (default: one word as it is)
-        What a word stands for; raises ValueError.
-    """
+    """Words between commas, each read by a function that may raise ValueError."""
 
     def __init__(self, name: str, read: Callable[[str], Sequence[Any]] = lambda word: [word]):
         self.name = name
@@ -160,13 +152,7 @@ def choices(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def read_options(arguments: SimpleNamespace) -> Options:
-    """Return the options of a command line.
-
-    Raises
-    ------
-    Refused
-        For datasets, methods or settings that do not exist.
-    """
+    """Return the options of a command line; datasets, methods and settings must exist."""
     from server_app.settings import Settings
     from simulation.experiments.options import Options
 
@@ -215,13 +201,7 @@ def label(_ctx: Any, _param: Any, text: str) -> str:
 
 
 def _method(name: str) -> str:
-    """Return the label of a method: one of ours, an installed one, or module:Class.
-
-    Raises
-    ------
-    Refused
-        If there is no such method.
-    """
+    """Return the label of a method: one of ours, an installed one, or module:Class."""
     from fedpsa_strategy.methods.registry import MethodError, find_method
     from simulation.experiments.cells import METHODS
 
@@ -245,13 +225,7 @@ def _method(name: str) -> str:
 
 
 def _dataset(name: str) -> str:
-    """Return the name of a dataset, or of an own task that exists.
-
-    Raises
-    ------
-    Refused
-        If it is neither.
-    """
+    """Return the name of a dataset, or of an own task that exists."""
     if name in DATASETS:
         return name
     module = name.partition(":")[0]

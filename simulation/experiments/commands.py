@@ -234,13 +234,7 @@ def report(out: Path) -> int:
 
 
 def plan(experiment: Experiment, options: Options) -> list[Cell]:
-    """Return the cells of an experiment.
-
-    Raises
-    ------
-    Refused
-        If it has no use for an option, or nothing is left to run.
-    """
+    """Return the cells of an experiment."""
     if options.methods is not None and not experiment.takes_methods:
         raise Refused(f"{experiment.name} is about FedPSA: it has no use for --methods.")
     try:

@@ -35,10 +35,8 @@ def groups(rows: Sequence[Row], *keys: str) -> dict[tuple[Label, ...], list[Row]
 def costs_per_upload(rows: Sequence[Row]) -> dict[str, float | None]:
     """Return milliseconds and kilobytes per upload, means over seeds.
 
-    Returns
-    -------
-    dict[str, float | None]
-        `train`, `sensitivity` (0 where there is none) and `server` in ms; `up` and `down` in kB.
+    These are `train`, `sensitivity` (0 where there is none) and `server` in ms; `up` and `down` in
+    kB.
     """
     done = [row for row in rows if row.completed and row.number("uploads")]
 
@@ -86,19 +84,9 @@ def time_weight(gap: float) -> float:
 
 
 def gap_bins(rows: Sequence[Row], stage: str) -> list[tuple[int, int, int, float, float]]:
-    """Return κ by bins of the version gap, over all seeds.
+    """Return κ by bins of the version gap, over all seeds, "early" or "late" in the runs.
 
-    Parameters
-    ----------
-    rows : Sequence[Row]
-        The cells.
-    stage : str
-        "early" or "late".
-
-    Returns
-    -------
-    list[tuple[int, int, int, float, float]]
-        For bins that are not empty: first and last gap, number of uploads, mean and deviation.
+    For bins that are not empty: first and last gap, number of uploads, mean and deviation.
     """
     gaps = [item for row in rows for item in row.series.get("gaps", {}).get(stage, [])]
     bins = []

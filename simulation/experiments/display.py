@@ -27,15 +27,7 @@ def duration(seconds: float | None) -> str:
 
 
 class PlainDisplay:
-    """Lines that can be kept: one for each start and end, and one now and then.
-
-    Parameters
-    ----------
-    write : Callable[[str], None] (default: print)
-        Takes a line.
-    monotonic : Callable[[], float] (default: time.monotonic)
-        Real time.
-    """
+    """Lines that can be kept: one for each start and end, and one now and then."""
 
     def __init__(
         self,
@@ -84,13 +76,7 @@ class PlainDisplay:
 
 
 class LiveDisplay:
-    """A table on the terminal that is drawn again twice a second; what ends scrolls by above it.
-
-    Parameters
-    ----------
-    title : str
-        What is being run.
-    """
+    """A table on the terminal that is drawn again twice a second; what ends scrolls by above it."""
 
     def __init__(self, title: str) -> None:
         from rich.console import Console

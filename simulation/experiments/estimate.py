@@ -51,15 +51,7 @@ def expected_uploads(cell: Cell) -> float:
 
 
 def expected_seconds(cell: Cell, seconds_per_upload: Mapping[str, float] | None = None) -> float:
-    """Return how long a run will take on one core.
-
-    Parameters
-    ----------
-    cell : Cell
-        The run.
-    seconds_per_upload : Mapping[str, float] | None (default: None)
-        What was measured, by dataset; else `SECONDS_PER_UPLOAD`.
-    """
+    """Return how long a run will take on one core, from what was measured for its dataset."""
     settings = cell.settings
     known = {**SECONDS_PER_UPLOAD, **(seconds_per_upload or {})}
     share = settings.local_epochs / 5 * 50 / settings.num_clients

@@ -51,14 +51,8 @@ def to_html(text: str) -> str:
 def inline_svg(svg: str, prefix: str, label: str) -> str:
     """Return a figure of matplotlib as an element of a page.
 
-    Parameters
-    ----------
-    svg : str
-        The file.
-    prefix : str
-        Put before all ids, which would otherwise meet those of other figures.
-    label : str
-        What a reader who cannot see it is told.
+    The prefix is put before all ids, which would otherwise meet those of other figures; the label
+    is what a reader who cannot see it is told.
     """
     picture = svg[svg.index("<svg") :]
     picture = re.sub(r"<metadata>.*?</metadata>", "", picture, flags=re.DOTALL)

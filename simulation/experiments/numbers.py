@@ -13,13 +13,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number measured with several seeds.
-
-    Parameters
-    ----------
-    by_seed : Mapping[int, float]
-        The values.
-    """
+    """A number measured with several seeds."""
 
     by_seed: Mapping[int, float]
 

@@ -66,16 +66,8 @@ class RayWork:
 class RayCluster:
     """The machines of a cluster; use `ray_cluster` to get them.
 
-    Parameters
-    ----------
-    store : CellStore
-        Where the cells live.
-    each : Resources
-        What one cell takes.
-    jobs : int | None
-        How many are given to Ray at a time; None: as many as there is room for.
-    mark : str
-        See `run_cell`.
+    Each cell takes `each`; `jobs` of them, or as many as there is room for, are given to Ray at a
+    time.
     """
 
     def __init__(self, store: CellStore, each: Resources, jobs: int | None, mark: str) -> None:
@@ -123,23 +115,7 @@ def ray_cluster(
 ) -> Iterator[RayCluster]:
     """Join a cluster, or start Ray here, and look whether its machines have what cells need.
 
-    Parameters
-    ----------
-    store : CellStore
-        Where the cells live.
-    cells : Sequence[Cell]
-        What will be run.
-    address : str | None
-        Of the cluster; None: of none.
-    each : Resources
-        What one cell takes.
-    jobs : int | None
-        See `RayCluster`.
-
-    Raises
-    ------
-    LaunchFailed
-        If the cluster cannot be joined, or a machine lacks something: the text says which.
+    `LaunchFailed` says that the cluster cannot be joined, or what a machine lacks.
     """
     configs = [with_places(cell).settings.to_run_config() for cell in cells]
     by_data = {cell.settings.data_name: config for cell, config in zip(cells, configs, strict=True)}

@@ -25,22 +25,8 @@ _PLACES = {"run-dir", "resume"}  # every run has a folder of its own
 class Options:
     """The choices that all experiments share.
 
-    Parameters
-    ----------
-    datasets : tuple[str, ...] (default: ("fmnist",))
-        What is learned: datasets, or own tasks as ``module`` or ``module:object``.
-    alphas : tuple[float, ...] | None (default: None)
-        Concentrations of the Dirichlet partition; None: the experiment's own.
-    methods : tuple[str, ...] | None (default: None)
-        Names in `METHODS`; None: the experiment's own.
-    seeds : tuple[int, ...] (default: (0, 1, 2))
-        One run for each.
-    days : float (default: 10.0)
-        Virtual days of a run.
-    lr_decay_per : str (default: "version")
-        What the decay of the learning rate counts: versions, or uploads.
-    extra : Mapping[str, bool | int | float | str] (default: {})
-        More run config for all runs.
+    No alphas or methods (by their labels) are the experiment's own; `lr_decay_per` is what the
+    decay of the learning rate counts, versions or uploads; `extra` is more run config for all runs.
     """
 
     datasets: tuple[str, ...] = ("fmnist",)
@@ -52,19 +38,10 @@ class Options:
     extra: Mapping[str, ConfigValue] = field(default_factory=dict)
 
     def cell(self, labels: Mapping[str, Label], run_config: Mapping[str, ConfigValue]) -> Cell:
-        """Return the cell with these labels.
+        """Return the cell with these labels: `dataset`, `alpha` and `seed` are settings too.
 
-        Parameters
-        ----------
-        labels : Mapping[str, str | int | float]
-            Among them `dataset`, `alpha` and `seed`, which are settings too.
-        run_config : Mapping[str, bool | int | float | str]
-            What makes this cell differ from others.
-
-        Raises
-        ------
-        ValueError
-            If a setting is not allowed, or one that the experiment varies was set for all runs.
+        `ValueError` says that a setting is not allowed, or that one that the experiment varies was
+        set for all runs.
         """
         seed = labels["seed"]
         own_task = labels["dataset"] not in DATASETS
@@ -100,13 +77,7 @@ class Options:
 
 
 def make_cell(labels: Mapping[str, Label], config: Mapping[str, ConfigValue]) -> Cell:
-    """Return the cell of a run config.
-
-    Raises
-    ------
-    SettingsError
-        If a setting is not allowed.
-    """
+    """Return the cell of a run config."""
     settings = resolve(Settings.from_run_config(config))
     own_method = not is_ours(settings.strategy)
     return Cell(

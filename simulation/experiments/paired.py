@@ -19,15 +19,7 @@ _MOST_PANELS = 8
 
 @dataclass(frozen=True)
 class Paired:
-    """How one method is compared with others.
-
-    Parameters
-    ----------
-    subject : str
-        The method.
-    block : tuple[str, ...]
-        The labels that are the same in one table.
-    """
+    """How one method is compared with others; in one table the labels of `block` are the same."""
 
     subject: str
     block: tuple[str, ...] = ("dataset", "model", "alpha")

@@ -48,15 +48,7 @@ def calibration(labels: Mapping[str, Label]) -> float | None:
 
 
 def correlation(kind: str, name: str) -> float | None:
-    """Return a correlation of κ and alignment.
-
-    Parameters
-    ----------
-    kind : str
-        "raw" or "binned".
-    name : str
-        "pearson" or "spearman".
-    """
+    """Return a correlation of κ and alignment: "raw" or "binned", "pearson" or "spearman"."""
     return _find("figure-kappa", kind, name)
 
 

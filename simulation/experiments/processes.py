@@ -43,19 +43,7 @@ class ProcessWork:
 
 
 class Processes:
-    """Cells on this machine; use `processes` to get it.
-
-    Parameters
-    ----------
-    store : CellStore
-        Where the cells live.
-    jobs : int
-        How many run at a time.
-    engine : str
-        What simulates their clients, "local" or "ray".
-    group : ProcessGroup
-        Starts the processes.
-    """
+    """Cells on this machine, `jobs` at a time; use `processes` to get it."""
 
     def __init__(self, store: CellStore, jobs: int, engine: str, group: ProcessGroup) -> None:
         self._store, self._engine, self._group = store, engine, group
@@ -80,13 +68,7 @@ class Processes:
 
 @contextmanager
 def processes(store: CellStore, *, jobs: int, engine: str) -> Iterator[Processes]:
-    """Give this machine to run cells on, and end all their processes afterwards.
-
-    Parameters
-    ----------
-    store, jobs, engine
-        See `Processes`.
-    """
+    """Give this machine to run cells on, and end all their processes afterwards."""
     environment = {
         **os.environ,
         TOKEN_VARIABLE: new_token(),

@@ -63,13 +63,7 @@ class Section:
 
 
 def write_report(out: Path) -> Path:
-    """Write ``index.html`` from all that exists in a folder of results.
-
-    Raises
-    ------
-    RunFailed
-        If there is nothing in it.
-    """
+    """Write ``index.html`` from all that exists in a folder of results."""
     sections = find_sections(out)
     if not sections:
         raise RunFailed(

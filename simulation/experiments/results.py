@@ -27,26 +27,11 @@ def write_results(
     label: str = "",
     recorded: Mapping[str, Row] | None = None,
 ) -> Path:
-    """Write all files of an experiment; return its folder.
+    """Write all files of an experiment, whose cells are finished or not; return its folder.
 
-    Parameters
-    ----------
-    experiment : Experiment
-        The experiment.
-    cells : Sequence[Cell]
-        All its cells, finished or not.
-    store : CellStore
-        Where their runs are.
-    out : Path
-        The folder of all results.
-    command : str
-        What was typed to get them.
-    failures : Mapping[str, str]
-        Why cells failed, by their ids.
-    label : str (default: "")
-        What tells these results from others of the same experiment.
-    recorded : Mapping[str, Row] | None (default: None)
-        Rows of runs that need not be in the store any more, by the ids of their cells.
+    `command` is what was typed to get them, and `failures` says by ids why cells failed. The label
+    tells these results from others of the same experiment. `recorded` are rows of runs that need
+    not be in the store any more, by the ids of their cells.
     """
     known: dict[str, Row] = dict(recorded or {})
     rows = []

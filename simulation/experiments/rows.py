@@ -103,18 +103,9 @@ class Row:
 
 
 def make_row(cell: Cell, store: CellStore, reason: str = "", series: str = "") -> Row:
-    """Return the record of a cell.
+    """Return the record of a cell, which failed if there is a reason why.
 
-    Parameters
-    ----------
-    cell : Cell
-        The cell.
-    store : CellStore
-        Where its run is.
-    reason : str (default: "")
-        Why it failed, if it did.
-    series : str (default: "")
-        What is wanted of its uploads: "pairs" of κ and alignment, or "gaps" of versions.
+    `series` is what is wanted of its uploads: "pairs" of κ and alignment, or "gaps" of versions.
     """
     labels, scale = dict(cell.labels), _scale(cell)
     summary = store.finished(cell)
@@ -167,12 +158,8 @@ def from_lines(text: str) -> list[Row]:
 def recorded_rows(results: Path, series: str = "") -> dict[str, Row]:
     """Return the completed rows in a folder of results, by the ids of their runs.
 
-    Parameters
-    ----------
-    results : Path
-        The folder; every ``cells.jsonl`` in it, however deep, is of an experiment.
-    series : str (default: "")
-        What has to be there of single uploads; see `make_row`.
+    Every ``cells.jsonl`` in it, however deep, is of an experiment; `series` is what has to be there
+    of single uploads.
     """
     found = {}
     for path in sorted(results.glob("**/cells.jsonl")):
@@ -217,10 +204,7 @@ def version_gaps(
 ) -> dict[str, list[list[float]]]:
     """Return for the first and the last third of a run how κ depends on the version gap.
 
-    Returns
-    -------
-    dict[str, list[list[float]]]
-        For "early" and "late": gap τ, number of uploads, mean and deviation of κ.
+    For "early" and "late": gap τ, number of uploads, mean and deviation of κ.
     """
     kappas: dict[str, dict[int, list[float]]] = {
         "early": defaultdict(list),
@@ -246,11 +230,8 @@ def kappa_stages(
 ) -> list[list[float | None]]:
     """Return how κ, the temperature and the weights develop in the course of a FedPSA run.
 
-    Returns
-    -------
-    list[list[float | None]]
-        For each stage of `STAGES`: uploads, mean and deviation of κ, its 5 % and 95 % quantiles,
-        the mean temperature (None while warming up) and the mean effective number.
+    For each stage of `STAGES`: uploads, mean and deviation of κ, its 5 % and 95 % quantiles, the
+    mean temperature (None while warming up) and the mean effective number.
     """
     kappas: list[list[float]] = [[] for _ in STAGES]
     temperatures: list[list[float]] = [[] for _ in STAGES]

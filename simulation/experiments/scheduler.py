@@ -84,12 +84,7 @@ class Display(Protocol):
 class Scheduler:
     """Runs what is not finished yet, as many cells at a time as there is room for.
 
-    Parameters
-    ----------
-    cells : Sequence[Cell]
-        The cells; those with the same id are one run.
-    store : CellStore
-        Where they live.
+    Cells with the same id are one run.
     """
 
     def __init__(self, cells: Sequence[Cell], store: CellStore) -> None:
@@ -106,13 +101,6 @@ class Scheduler:
 
         After Ctrl-C or SIGTERM the runs are ended with a checkpoint each, and the exception goes
         on.
-
-        Parameters
-        ----------
-        place : Place
-            Where they are run.
-        display : Display
-            Told about everything.
         """
         with contextlib.ExitStack() as reservations:
             try:

@@ -23,13 +23,7 @@ Summary = dict[str, Any]
 
 
 class CellStore:
-    """The runs of all experiments, by the ids of their cells.
-
-    Parameters
-    ----------
-    folder : Path
-        Usually ``runs/cells``.
-    """
+    """The runs of all experiments, by the ids of their cells; usually in ``runs/cells``."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.absolute()

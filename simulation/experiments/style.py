@@ -57,12 +57,7 @@ def colour_of(name: str, index: int) -> str:
 def render(draw: Draw, caption: str) -> tuple[bytes, bytes]:
     """Return a figure as PNG and as SVG, the same bytes for the same content.
 
-    Parameters
-    ----------
-    draw : Callable[[Figure], None]
-        Draws it; sets its size too.
-    caption : str
-        Written below, small.
+    `draw` sets its size too; the caption is written below, small.
     """
     import matplotlib
     from matplotlib.figure import Figure

@@ -15,22 +15,7 @@ from fedpsa_strategy.watch.tail import Tail
 
 
 class Watch:
-    """What is known of a run in another process.
-
-    Parameters
-    ----------
-    events : Path
-        The file of its events.
-    days : float
-        How many virtual days it will take.
-    monotonic : Callable[[], float] (default: time.monotonic)
-        Real time.
-
-    Attributes
-    ----------
-    run : RunState
-        Where it is.
-    """
+    """What is known of a run in another process, which will take so many virtual days."""
 
     def __init__(
         self, events: Path, days: float, monotonic: Callable[[], float] = time.monotonic
