@@ -250,10 +250,10 @@ def unattended(**given: Any) -> int:
     Each attempt goes on from the newest checkpoint, whether the server or the SuperLink died. Start
     it where the run's folder is seen: on the SuperLink's machine, or where it is shared.
     """
-    from simulation.unattended import Patience, Unattended
+    from simulation.unattended import Unattended
 
-    patience = Patience(given.pop("attempts"), given.pop("pause"))
-    superlink = given.pop("superlink")
+    names = ("superlink", "attempts", "pause")
+    options = {name: given.pop(name) for name in names}
     arguments = SimpleNamespace(**given, clock="wall", default_clients=1)
     app = arguments.app.resolve()
     run_config = build_run_config(arguments, default_run_config(app), datetime.now(UTC))
@@ -262,7 +262,7 @@ def unattended(**given: Any) -> int:
     if arguments.show_config or arguments.as_json:
         raise Refused("--show-config and --json go with `run` and `deploy`.")
     print(f"Results go to {run_config['run-dir']}", flush=True)
-    Unattended(app, run_config, superlink=superlink, patience=patience).run()
+    Unattended(app, run_config, **options).run()
     print(f"Completed; the results are in {run_config['run-dir']}", flush=True)
     return 0
 

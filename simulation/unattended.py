@@ -7,7 +7,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,29 +21,15 @@ _POLL_SECONDS = 2.0
 _SILENT_SECONDS = 30.0  # after which a SuperLink that does not answer counts as gone
 
 
-@dataclass(frozen=True)
-class Patience:
-    """How often a run is submitted again.
-
-    After so many attempts in a row without a new checkpoint no more; before the first of these
-    there is a pause, and each further one is twice as long, up to the longest (in seconds).
-    """
-
-    attempts: int = 5
-    pause: float = 10.0
-    longest: float = 600.0
-
-    def before(self, failures: int) -> float:
-        """Return the pause after so many attempts in a row without a new checkpoint."""
-        return min(self.pause * 2.0 ** (failures - 1), self.longest)
-
-
 class Unattended:
     """A run that goes on until it is complete.
 
     Its folder, ``run-dir`` in the run config, must be one that this process sees: it looks there
     for the summary and for checkpoints, from which the next attempt goes on. The SuperLink is named
     as in Flower's configuration; empty: its default.
+
+    After so many attempts in a row without a new checkpoint there are no more. Before the first of
+    these is a pause (in seconds), and each further one is twice as long, up to the longest.
     """
 
     def __init__(
@@ -53,7 +38,9 @@ class Unattended:
         run_config: Mapping[str, ConfigValue],
         *,
         superlink: str = "",
-        patience: Patience | None = None,
+        attempts: int = 5,
+        pause: float = 10.0,
+        longest_pause: float = 600.0,
         say: Callable[[str], None] | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -61,7 +48,7 @@ class Unattended:
         self.run_config = dict(run_config)
         self.run_dir = Path(str(run_config["run-dir"]))
         self.superlink = [superlink] if superlink else []
-        self.patience = patience or Patience()
+        self.attempts, self.pause, self.longest_pause = attempts, pause, longest_pause
         self.say = say or (lambda text: print(text, file=sys.stderr, flush=True))
         self.sleep = sleep
         self._before = fingerprint(self.run_dir / SUMMARY)
@@ -85,12 +72,12 @@ class Unattended:
             failures = 1 if self._newest_checkpoint() != before else failures + 1
             error = (summary or {}).get("error")
             told = f"The run ended: {error or reason}."
-            if failures >= self.patience.attempts:
+            if failures >= self.attempts:
                 raise RunFailed(
                     f"{told} {failures} attempts in a row brought no new checkpoint.",
                     summary=summary,
                 )
-            pause = self.patience.before(failures)
+            pause = min(self.pause * 2.0 ** (failures - 1), self.longest_pause)
             self.say(f"{told} It is submitted again in {pause:.0f} s.")
             self.sleep(pause)
 

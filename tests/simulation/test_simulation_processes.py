@@ -217,16 +217,6 @@ def test_where_no_variables_are_shown_the_process_tree_must_do(
     assert not is_alive(int((tmp_path / "pid").read_text()))
 
 
-def test_one_child_can_be_ended_alone(group: ProcessGroup) -> None:
-    with group:
-        first = group.start("first", ["sleep", "600"])
-        second = group.start("second", ["sleep", "600"])
-        group.end(first)
-        assert not first.running
-        assert second.running
-        assert {p.pid for p in group.alive()} == {second.pid}
-
-
 def test_environment_of_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "192.0.2.1:6379")
     monkeypatch.setenv("NO_PROXY", "example.org")

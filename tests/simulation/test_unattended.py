@@ -7,21 +7,21 @@ from typing import Any
 import pytest
 
 from simulation.errors import RunFailed
-from simulation.unattended import Patience, Unattended
+from simulation.unattended import Unattended
 
 
 class Scripted(Unattended):
     """Attempts whose ends are known beforehand."""
 
-    def __init__(self, folder: Path, ends: list[Any], patience: Patience | None = None) -> None:
+    def __init__(self, folder: Path, ends: list[Any], **patience: float) -> None:
         self.pauses: list[float] = []
         self.said: list[str] = []
         super().__init__(
             folder,
             {"run-dir": str(folder / "run")},
-            patience=patience,
             say=self.said.append,
             sleep=self.pauses.append,
+            **patience,
         )
         self.ends = iter(ends)
 
@@ -50,7 +50,7 @@ def test_it_goes_on_until_the_run_is_complete(tmp_path: Path) -> None:
 
 def test_pauses_grow_and_end(tmp_path: Path) -> None:
     lost = ("SuperLink cannot be reached", False, None)
-    run = Scripted(tmp_path, [lost] * 9, Patience(attempts=6, pause=30.0, longest=200.0))
+    run = Scripted(tmp_path, [lost] * 9, attempts=6, pause=30.0, longest_pause=200.0)
     with pytest.raises(RunFailed, match="6 attempts in a row brought no new checkpoint"):
         run.run()
     assert run.pauses == [30.0, 60.0, 120.0, 200.0, 200.0]
@@ -59,7 +59,7 @@ def test_pauses_grow_and_end(tmp_path: Path) -> None:
 def test_progress_starts_the_count_again(tmp_path: Path) -> None:
     lost, progress = ("lost", False, None), ("lost", True, None)
     ends = [lost, lost, progress, lost, lost, ("finished:completed", False, DONE)]
-    run = Scripted(tmp_path, ends, Patience(attempts=4, pause=1.0))
+    run = Scripted(tmp_path, ends, attempts=4, pause=1.0)
     assert run.run() == DONE
     assert run.pauses == [1.0, 2.0, 1.0, 2.0, 4.0]
 
@@ -74,7 +74,7 @@ def test_a_run_that_was_complete_before_is_not_taken_for_this_one(tmp_path: Path
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "summary.json").write_text(json.dumps(DONE))
-    run = Scripted(tmp_path, [("lost", False, None)] * 2, Patience(attempts=2))
+    run = Scripted(tmp_path, [("lost", False, None)] * 2, attempts=2)
     with pytest.raises(RunFailed):
         run.run()
 
@@ -114,7 +114,7 @@ def test_flowers_commands_are_those_of_this_environment(
         tmp_path,
         {"run-dir": str(tmp_path / "run")},
         superlink="nowhere",
-        patience=Patience(attempts=1),
+        attempts=1,
     )
     (tmp_path / "pyproject.toml").write_text("")
     with pytest.raises(RunFailed, match="`flwr run` failed"):

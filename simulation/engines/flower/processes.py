@@ -172,15 +172,6 @@ class ProcessGroup:
                     os.waitpid(process.pid, os.WNOHANG)
         return {process for process in found if not process.zombie}
 
-    def end(self, child: Child, grace: float = 2.0) -> None:
-        """End one child; its own children are left to it and to the end of the group."""
-        child.process.terminate()
-        try:
-            child.wait(grace)
-        except subprocess.TimeoutExpired:
-            child.process.kill()
-            child.wait()
-
     def __exit__(self, *_: object) -> None:
         with self._restore, _signal_handlers(self._set_hurry):
             survivors = end_processes(self.alive, grace=self.grace, hurry=self._hurry.is_set)
