@@ -41,16 +41,11 @@ _SYNONYMS = {
 }
 
 
-def similar_keys(key: str, known: Iterable[str]) -> list[str]:
-    """Return the one or two of the `known` keys that `key` may have been meant to be."""
+def hint_for(key: str, known: Iterable[str], otherwise: str) -> str:
+    """Return what to say about a `key` that is not `known`: the one or two that may be meant."""
     names = {name.removeprefix("method.").lower().replace("_", "-"): name for name in known}
     names |= {word: names[name] for word, name in _SYNONYMS.items() if name in names}
     plain = re.sub(r"[\s_.]+", "-", key.strip().lower())
     close = [plain] if plain in names else difflib.get_close_matches(plain, names, 2, cutoff=0.7)
-    return list(dict.fromkeys(names[name] for name in close))
-
-
-def hint_for(key: str, known: Iterable[str], otherwise: str) -> str:
-    """Return what to say about a `key` that is not `known`."""
-    similar = " or ".join(similar_keys(key, known))
+    similar = " or ".join(dict.fromkeys(names[name] for name in close))
     return f"did you mean {similar}?" if similar else otherwise

@@ -9,7 +9,6 @@ import json
 import re
 import sys
 import textwrap
-from collections.abc import Iterator
 from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any
@@ -45,11 +44,11 @@ _TABLE = "[tool.flwr.app.config]\n"
 def settings_page() -> str:
     """Return the page."""
     lines = [_HEAD]
-    for item, heading in _in_groups():
-        if heading:
+    for item in fields(Settings):
+        if heading := _GROUPS.get(item.name, ""):
             lines += ["", f"## {heading}", "", "| key | default | allowed | meaning |"]
             lines += ["|---|---|---|---|"]
-        default, allowed = _toml(item.default).replace('"', "'"), describe_range(item.metadata)
+        default, allowed = json.dumps(item.default).replace('"', "'"), describe_range(item.metadata)
         lines.append(f"| `{key_of(item.name)}` | `{default}` | {allowed} | {_meaning(item)} |")
     return "\n".join(lines).replace("\n\n\n", "\n\n") + "\n"
 
@@ -57,14 +56,14 @@ def settings_page() -> str:
 def run_config_table() -> str:
     """Return the table of pyproject.toml that declares the run config to Flower."""
     lines = []
-    for item, heading in _in_groups():
-        if heading:
+    for item in fields(Settings):
+        if heading := _GROUPS.get(item.name, ""):
             lines += ["", f"# --- {heading} ---"]
         meaning = _meaning(item)
         if item.metadata["choices"]:
             meaning += f" ({', '.join(item.metadata['choices'])})"
         lines += [f"# {line}" for line in textwrap.wrap(meaning, 98)]
-        lines.append(f"{key_of(item.name)} = {_toml(item.default)}")
+        lines.append(f"{key_of(item.name)} = {json.dumps(item.default)}")
     return _TABLE + "\n".join(lines) + "\n"
 
 
@@ -77,20 +76,10 @@ def with_run_config(pyproject: str) -> str:
     return pyproject[:start] + run_config_table() + (f"\n{rest}" if rest else "")
 
 
-def _in_groups() -> Iterator[tuple[Field[Any], str]]:
-    """Yield all settings, with the heading of the group that begins with it."""
-    for item in fields(Settings):
-        yield item, _GROUPS.get(item.name, "")
-
-
 def _meaning(item: Field[Any]) -> str:
     """Return what a setting means, and which methods read it."""
     meaning, methods = item.metadata["meaning"], readers().get(key_of(item.name))
     return f"{meaning} [{', '.join(methods)}]" if methods else str(meaning)
-
-
-def _toml(value: Any) -> str:
-    return json.dumps(value)
 
 
 if __name__ == "__main__":

@@ -4,8 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from task.dataset_files import (
     Images,
@@ -58,24 +60,13 @@ def _read_idx(paths: list[Path], shape: Shape, num_classes: int) -> tuple[Images
     return _joined(parts)
 
 
-def _read_binary(
-    paths: list[Path], shape: Shape, num_classes: int, label_bytes: int
+def _read_batches(
+    paths: list[Path],
+    shape: Shape,
+    num_classes: int,
+    read: Callable[[Path, Shape], tuple[Images, NDArray[Any]]],
 ) -> tuple[Images, Labels]:
-    parts = []
-    for path in paths:
-        images, labels = read_cifar_binary(path, shape, label_bytes)
-        parts.append(checked(path, images, labels, shape, num_classes))
-    return _joined(parts)
-
-
-def _read_pickle(
-    paths: list[Path], shape: Shape, num_classes: int, label_key: bytes
-) -> tuple[Images, Labels]:
-    parts = []
-    for path in paths:
-        images, labels = read_cifar_pickle(path, shape, label_key)
-        parts.append(checked(path, images, labels, shape, num_classes))
-    return _joined(parts)
+    return _joined([checked(path, *read(path, shape), shape, num_classes) for path in paths])
 
 
 _IDX_FILES = (
@@ -88,10 +79,6 @@ _CIFAR10_FILES = (*(f"data_batch_{number}" for number in range(1, 6)), "test_bat
 _CIFAR100_FILES = ("train", "test")
 
 
-def _with_suffix(names: tuple[str, ...], suffix: str) -> tuple[str, ...]:
-    return tuple(name + suffix for name in names)
-
-
 # The binary versions come first: nothing has to be unpickled for them.
 LAYOUTS: dict[str, tuple[Layout, ...]] = {
     "mnist": (Layout("MNIST/raw", _IDX_FILES, _read_idx),),
@@ -99,19 +86,25 @@ LAYOUTS: dict[str, tuple[Layout, ...]] = {
     "cifar10": (
         Layout(
             "cifar-10-batches-bin",
-            _with_suffix(_CIFAR10_FILES, ".bin"),
-            partial(_read_binary, label_bytes=1),
+            tuple(f"{name}.bin" for name in _CIFAR10_FILES),
+            partial(_read_batches, read=partial(read_cifar_binary, label_bytes=1)),
         ),
-        Layout("cifar-10-batches-py", _CIFAR10_FILES, partial(_read_pickle, label_key=b"labels")),
+        Layout(
+            "cifar-10-batches-py",
+            _CIFAR10_FILES,
+            partial(_read_batches, read=partial(read_cifar_pickle, label_key=b"labels")),
+        ),
     ),
     "cifar100": (
         Layout(
             "cifar-100-binary",
-            _with_suffix(_CIFAR100_FILES, ".bin"),
-            partial(_read_binary, label_bytes=2),
+            tuple(f"{name}.bin" for name in _CIFAR100_FILES),
+            partial(_read_batches, read=partial(read_cifar_binary, label_bytes=2)),
         ),
         Layout(
-            "cifar-100-python", _CIFAR100_FILES, partial(_read_pickle, label_key=b"fine_labels")
+            "cifar-100-python",
+            _CIFAR100_FILES,
+            partial(_read_batches, read=partial(read_cifar_pickle, label_key=b"fine_labels")),
         ),
     ),
 }

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from fedpsa_strategy.methods import registry
-from fedpsa_strategy.methods.base import Method
 from server_app.settings import MAY_CHANGE, PAPER_DEFAULTS, Settings
 from simulation.environment import ConfigValue
 
@@ -20,17 +19,13 @@ CONTROL = "Uniform"
 """The method that weighs all uploads alike; what a weighting is worth is its distance to it."""
 
 
-def run_configs(*methods: type[Method]) -> dict[str, RunConfig]:
-    """Return what methods and their variants are in the run config, by label."""
-    plain = {method.label: {"strategy": method.name} for method in methods}
-    return plain | {
-        variant.label: {"strategy": method.name, **variant.settings}
-        for method in methods
-        for variant in method.variants
-    }
-
-
-METHODS: dict[str, RunConfig] = run_configs(*registry.METHODS.values())
+METHODS: dict[str, RunConfig] = {
+    method.label: {"strategy": method.name} for method in registry.METHODS.values()
+} | {
+    variant.label: {"strategy": method.name, **variant.settings}
+    for method in registry.METHODS.values()
+    for variant in method.variants
+}
 """What the methods of the tables are in the run config."""
 
 # Raise it when a change of the code makes earlier runs worthless: all cells are then run again.
@@ -39,10 +34,6 @@ _FORMAT = 1
 _LIMITS = {"num-server-rounds", "virtual-days", "time-limit", "target-accuracy"}
 WITHOUT_EFFECT = MAY_CHANGE - _LIMITS
 """Settings that say where and how a run is run, and change nothing in what comes out."""
-
-# What settings at their default were when the first cells were identified, where it has changed
-# since: finished runs keep their ids.
-_FIRST_DEFAULTS = PAPER_DEFAULTS
 
 OWN_SPLIT = "own split"
 """The label `alpha` of an own task, which shares out its data itself."""
@@ -123,5 +114,9 @@ def decisive_keys(settings: Settings) -> set[str]:
 
 
 def first_defaults() -> RunConfig:
-    """Return what a setting was in a run that says nothing about it."""
-    return {**Settings().to_run_config(), **_FIRST_DEFAULTS}
+    """Return what a setting was in a run that says nothing about it.
+
+    Defaults that have changed since are as they were when the first cells were identified, so that
+    finished runs keep their ids.
+    """
+    return {**Settings().to_run_config(), **PAPER_DEFAULTS}

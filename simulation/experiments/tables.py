@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from simulation.experiments import markdown
 from simulation.experiments.cells import CONTROL, Label
+from simulation.experiments.derived import groups
 from simulation.experiments.numbers import Estimate
 from simulation.experiments.options import PAPER_DAYS
 from simulation.experiments.paper import Lookup
@@ -60,10 +61,7 @@ class Pivot:
 
     def blocks(self, rows: Sequence[Row]) -> list[list[Row]]:
         """Return the rows of each table, in the order in which they were planned."""
-        found: dict[tuple[Label, ...], list[Row]] = {}
-        for row in rows:
-            found.setdefault(tuple(row.labels[key] for key in self.block), []).append(row)
-        return list(found.values())
+        return list(groups(rows, *self.block).values())
 
     def block_title(self, rows: Sequence[Row]) -> str:
         """Return what the tables of a block have in common."""
