@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
 
 from simulation.environment import ConfigValue
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 _OWN, _METHOD_SETTINGS = "method.", "method-settings"
 
@@ -69,7 +72,12 @@ class Processors(FiniteRange):
         return number
 
 
-def ray_address_option(what: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def together(*options: Decorator) -> Decorator:
+    """Return options as one decorator; help shows them in this order."""
+    return lambda function: reduce(lambda found, add: add(found), reversed(options), function)
+
+
+def ray_address_option(what: str) -> Decorator:
     """Return the option for the address of a Ray cluster."""
     return click.option(
         "--ray-address",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +15,14 @@ from fedpsa_strategy.cli import main as library
 from fedpsa_strategy.cli.main import INTERRUPTED, examples
 from simulation import launch
 from simulation.app_config import check_keys, default_run_config, read_config
-from simulation.arguments import FiniteRange, Setting, folded, parse_value, ray_address_option
+from simulation.arguments import (
+    FiniteRange,
+    Setting,
+    folded,
+    parse_value,
+    ray_address_option,
+    together,
+)
 from simulation.combinations import combinations, is_sweep
 from simulation.command import LaunchCommand
 from simulation.environment import APP, ConfigValue
@@ -29,71 +36,58 @@ __all__ = ["COMMANDS", "INTERRUPTED", "build_run_config", "main"]
 
 COUNT = click.IntRange(1, 1024)
 
-Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
-
-def _common(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add what all launches take."""
-    for add in reversed(
-        [
-            click.option(
-                "--set",
-                "settings",
-                type=Setting(),
-                multiple=True,
-                help="Change a value of the run config, the keys of which are listed under"
-                " [tool.flwr.app.config] in pyproject.toml; may be repeated.",
-            ),
-            click.option(
-                "--config",
-                "config_file",
-                type=Path,
-                metavar="FILE.toml",
-                help="Settings from a file, as --show-config prints them, or the config.toml of"
-                " an earlier run. --set overrides it.",
-            ),
-            click.option(
-                "--preset",
-                "presets",
-                multiple=True,
-                type=click.Choice([*PRESETS]),
-                metavar="NAME",
-                help=f"Settings by name; may be repeated: {', '.join(PRESETS)}.",
-            ),
-            click.option(
-                "--name", metavar="NAME", help="Name of the run's folder in runs, or of the sweep."
-            ),
-            click.option(
-                "--tag", "tags", multiple=True, metavar="WORD", help="A word to find the run by."
-            ),
-            click.option(
-                "--run-dir",
-                type=Path,
-                metavar="DIR",
-                help="Folder for all results of this run"
-                " (default: runs/<time>-<strategy>-<dataset>).",
-            ),
-            click.option(
-                "--show-config",
-                is_flag=True,
-                help="Print the settings as a file for --config, and run nothing.",
-            ),
-            click.option(
-                "--json", "as_json", is_flag=True, help="Print the summary as JSON, for scripts."
-            ),
-            click.option(
-                "--app",
-                type=Path,
-                default=APP,
-                show_default="this repository",
-                metavar="DIR",
-                help="Folder of the Flower app.",
-            ),
-            click.option("--quiet", is_flag=True, help="Do not show the log of the run."),
-        ]
-    ):
-        function = add(function)
-    return function
+_common = together(
+    click.option(
+        "--set",
+        "settings",
+        type=Setting(),
+        multiple=True,
+        help="Change a value of the run config, the keys of which are listed under"
+        " [tool.flwr.app.config] in pyproject.toml; may be repeated.",
+    ),
+    click.option(
+        "--config",
+        "config_file",
+        type=Path,
+        metavar="FILE.toml",
+        help="Settings from a file, as --show-config prints them, or the config.toml of"
+        " an earlier run. --set overrides it.",
+    ),
+    click.option(
+        "--preset",
+        "presets",
+        multiple=True,
+        type=click.Choice([*PRESETS]),
+        metavar="NAME",
+        help=f"Settings by name; may be repeated: {', '.join(PRESETS)}.",
+    ),
+    click.option(
+        "--name", metavar="NAME", help="Name of the run's folder in runs, or of the sweep."
+    ),
+    click.option("--tag", "tags", multiple=True, metavar="WORD", help="A word to find the run by."),
+    click.option(
+        "--run-dir",
+        type=Path,
+        metavar="DIR",
+        help="Folder for all results of this run (default: runs/<time>-<strategy>-<dataset>).",
+    ),
+    click.option(
+        "--show-config",
+        is_flag=True,
+        help="Print the settings as a file for --config, and run nothing.",
+    ),
+    click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON, for scripts."),
+    click.option(
+        "--app",
+        type=Path,
+        default=APP,
+        show_default="this repository",
+        metavar="DIR",
+        help="Folder of the Flower app.",
+    ),
+    click.option("--quiet", is_flag=True, help="Do not show the log of the run."),
+)
 
 
 @click.command(
@@ -346,7 +340,7 @@ def _show(
 
 
 def _sweep(arguments: SimpleNamespace, engine: str) -> int:
-    from simulation.sweeps import Sweep
+    from simulation.sweeps import run_sweep
 
     if arguments.app.resolve() != APP:
         raise Refused("a sweep runs this repository's app: --app goes with single runs.")
@@ -357,14 +351,11 @@ def _sweep(arguments: SimpleNamespace, engine: str) -> int:
         )
     defaults = default_run_config(APP)
     folder = launch.named_folder(arguments.name, None) or arguments.cells
-    sweep = Sweep(
-        [
-            _settings(SimpleNamespace(**{**vars(arguments), "settings": pairs}), defaults)
-            for pairs in combinations(arguments.settings)
-        ],
-        folder,
-    )
-    return sweep.run(engine, arguments.jobs, as_json=arguments.as_json)
+    configs = [
+        _settings(SimpleNamespace(**{**vars(arguments), "settings": pairs}), defaults)
+        for pairs in combinations(arguments.settings)
+    ]
+    return run_sweep(configs, folder, engine, arguments.jobs, as_json=arguments.as_json)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

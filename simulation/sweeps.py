@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from fedpsa_strategy.methods.registry import find_method
-from fedpsa_strategy.watch.comparison import Comparison, compare
+from fedpsa_strategy.watch.comparison import compare
 from fedpsa_strategy.watch.event_log import plain
 from fedpsa_strategy.watch.runs import Run
 from server_app.settings import Settings
@@ -26,69 +26,61 @@ from simulation.machine import num_cores
 _TOLD = {"strategy", "dataset", "task", "dirichlet-alpha", "seed"}
 
 
-class Sweep:
-    """Some run configs, each run once; those that are finished in the folder are not run again.
+def run_sweep(
+    configs: Sequence[RunConfig], folder: Path, engine: str, jobs: int | None, *, as_json: bool
+) -> int:
+    """Run what is not finished yet, print the table or JSON, and return the exit code.
 
-    A setting that is not allowed is `Refused`, and so are runs that would disturb one another.
+    By default one runs on each core, and one at a time on Ray.
     """
-
-    def __init__(self, configs: Sequence[RunConfig], folder: Path) -> None:
-        varied = {
-            key
-            for config in configs
-            for key in config
-            if len({repr(other.get(key)) for other in configs}) > 1
-        }
-        if any(key in config for config in configs for key in ("run-dir", "resume")):
-            raise Refused("run-dir, resume: every run of a sweep has a folder of its own.")
+    cells, store = sweep_cells(configs), CellStore(folder)
+    jobs = jobs or (num_cores() if engine == "local" else 1)
+    to_stderr = PlainDisplay(lambda text: click.echo(text, err=True))
+    scheduler = Scheduler(cells, store)
+    total, done = scheduler.state.total, scheduler.state.done
+    click.echo(f"{total} runs, {done} of them finished; they are in {store.folder}.", err=as_json)
+    failed = {}
+    if scheduler.state.waiting:
         try:
-            self.cells = [_cell(config, sorted(varied - _TOLD)) for config in configs]
-        except ValueError as error:
-            raise Refused(str(error)) from error
-        if any(cell.settings.clock == "wall" for cell in self.cells):
-            raise Refused(
-                "clock = 'wall': runs side by side would slow one another down, and real time is"
-                " what they measure; run them one by one."
-            )
-        self.store = CellStore(folder)
+            with (
+                processes(store, jobs=jobs, engine=engine) as place,
+                to_stderr if as_json else make_display("sweep") as display,
+            ):
+                failed = scheduler.run(place, display)
+        except (KeyboardInterrupt, SystemExit):
+            click.echo("All runs have ended; the same command resumes from here.", err=True)
+            raise
+    unique = {cell.id: cell for cell in cells}.values()
+    finished = [store.path(cell) for cell in unique if store.finished(cell) is not None]
+    found = compare([Run(path) for path in finished]) if finished else None
+    if as_json:
+        told = {"runs": found.rows, "groups": found.groups, "failed": failed} if found else {}
+        click.echo(json.dumps(plain(told), indent=2))
+    elif found:
+        click.echo(f"\n{found}")
+    return int(bool(failed))
 
-    def run(self, engine: str, jobs: int | None, *, as_json: bool = False) -> int:
-        """Run what is not finished yet, print the table or JSON, and return the exit code.
 
-        By default one runs on each core, and one at a time on Ray.
-        """
-        jobs = jobs or (num_cores() if engine == "local" else 1)
-        to_stderr = PlainDisplay(lambda text: click.echo(text, err=True))
-        scheduler = Scheduler(self.cells, self.store)
-        total, done = scheduler.state.total, scheduler.state.done
-        click.echo(
-            f"{total} runs, {done} of them finished; they are in {self.store.folder}.",
-            err=as_json,
+def sweep_cells(configs: Sequence[RunConfig]) -> list[Cell]:
+    """Return the runs of a sweep; what is not allowed, or disturbs the others, is `Refused`."""
+    varied = {
+        key
+        for config in configs
+        for key in config
+        if len({repr(other.get(key)) for other in configs}) > 1
+    }
+    if any(key in config for config in configs for key in ("run-dir", "resume")):
+        raise Refused("run-dir, resume: every run of a sweep has a folder of its own.")
+    try:
+        cells = [_cell(config, sorted(varied - _TOLD)) for config in configs]
+    except ValueError as error:
+        raise Refused(str(error)) from error
+    if any(cell.settings.clock == "wall" for cell in cells):
+        raise Refused(
+            "clock = 'wall': runs side by side would slow one another down, and real time is"
+            " what they measure; run them one by one."
         )
-        failed = {}
-        if scheduler.state.waiting:
-            try:
-                with (
-                    processes(self.store, jobs=jobs, engine=engine) as place,
-                    to_stderr if as_json else make_display("sweep") as display,
-                ):
-                    failed = scheduler.run(place, display)
-            except (KeyboardInterrupt, SystemExit):
-                click.echo("All runs have ended; the same command resumes from here.", err=True)
-                raise
-        found = self.comparison()
-        if as_json:
-            told = {"runs": found.rows, "groups": found.groups, "failed": failed} if found else {}
-            click.echo(json.dumps(plain(told), indent=2))
-        elif found:
-            click.echo(f"\n{found}")
-        return int(bool(failed))
-
-    def comparison(self) -> Comparison | None:
-        """Return the finished runs side by side; None if there are none."""
-        unique = {cell.id: cell for cell in self.cells}
-        done = [cell for cell in unique.values() if self.store.finished(cell) is not None]
-        return compare([Run(self.store.path(cell)) for cell in done]) if done else None
+    return cells
 
 
 def _cell(config: RunConfig, varied: Sequence[str]) -> Cell:

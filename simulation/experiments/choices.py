@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from simulation.app_config import check_keys
-from simulation.arguments import FiniteRange, Setting, folded, parse_value
+from simulation.arguments import Decorator, FiniteRange, Setting, folded, parse_value, together
 from simulation.errors import Refused
 
 if TYPE_CHECKING:
     from simulation.experiments.options import Options
 
 _MOST_SEEDS = 1000
-Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 DATASETS = ("digits", "mnist", "fmnist", "cifar10", "cifar100")
 
 
@@ -74,81 +73,74 @@ def out_option(what: str) -> Decorator:
     )
 
 
-def jobs_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add how many runs run at a time, and where they are."""
-    jobs = click.option(
+jobs_option = together(
+    click.option(
         "--jobs",
         type=click.IntRange(1, 1024),
         metavar="N",
         help="Runs side by side, one thread each (default: the number of cores; 1 with --engine"
         " ray; with --on ray as many as the cluster has room for).",
-    )
-    cells = click.option(
+    ),
+    click.option(
         "--cells",
         type=Path,
         default=Path("runs") / "cells",
         show_default=True,
         metavar="DIR",
         help="Folder for the runs.",
-    )
-    return jobs(cells(function))
+    ),
+)
 
-
-def choices(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add which runs an experiment consists of."""
-    options = (
-        click.option(
-            "--datasets",
-            type=NAMES,
-            default=("fmnist",),
-            show_default="fmnist",
-            help=f"What is learned: {', '.join(DATASETS)}, or own tasks as module:object.",
-        ),
-        click.option(
-            "--alphas",
-            type=NUMBERS,
-            help="Concentrations of the Dirichlet partition (default: the experiment's own).",
-        ),
-        click.option(
-            "--methods",
-            type=NAMES,
-            help="Methods to compare, those of others as module:Class (default: the experiment's"
-            " own).",
-        ),
-        click.option(
-            "--seeds",
-            type=SEEDS,
-            default=(0, 1, 2),
-            show_default="0-2",
-            help="One run for each.",
-        ),
-        click.option(
-            "--days",
-            type=FiniteRange(0, min_open=True),
-            default=10.0,
-            show_default="10, as in the paper",
-            metavar="X",
-            help="Virtual days of each run.",
-        ),
-        click.option(
-            "--lr-decay-per",
-            type=click.Choice(["version", "upload"]),
-            default="version",
-            show_default=True,
-            help="What the decay of the learning rate counts; the paper's are versions.",
-        ),
-        click.option(
-            "--set",
-            "settings",
-            type=Setting(),
-            multiple=True,
-            help="Change a value of the run config of all runs; may be repeated.",
-        ),
-        jobs_option,
-    )
-    for add in reversed(options):
-        function = add(function)
-    return function
+choices = together(
+    click.option(
+        "--datasets",
+        type=NAMES,
+        default=("fmnist",),
+        show_default="fmnist",
+        help=f"What is learned: {', '.join(DATASETS)}, or own tasks as module:object.",
+    ),
+    click.option(
+        "--alphas",
+        type=NUMBERS,
+        help="Concentrations of the Dirichlet partition (default: the experiment's own).",
+    ),
+    click.option(
+        "--methods",
+        type=NAMES,
+        help="Methods to compare, those of others as module:Class (default: the experiment's own).",
+    ),
+    click.option(
+        "--seeds",
+        type=SEEDS,
+        default=(0, 1, 2),
+        show_default="0-2",
+        help="One run for each.",
+    ),
+    click.option(
+        "--days",
+        type=FiniteRange(0, min_open=True),
+        default=10.0,
+        show_default="10, as in the paper",
+        metavar="X",
+        help="Virtual days of each run.",
+    ),
+    click.option(
+        "--lr-decay-per",
+        type=click.Choice(["version", "upload"]),
+        default="version",
+        show_default=True,
+        help="What the decay of the learning rate counts; the paper's are versions.",
+    ),
+    click.option(
+        "--set",
+        "settings",
+        type=Setting(),
+        multiple=True,
+        help="Change a value of the run config of all runs; may be repeated.",
+    ),
+    jobs_option,
+)
+"""Which runs an experiment consists of."""
 
 
 def read_options(arguments: SimpleNamespace) -> Options:
