@@ -17,11 +17,11 @@ from typing import Any
 
 from benchmarks import reproduction_tables
 from simulation.experiments.derived import groups
+from simulation.experiments.grids import INTERVALS
 from simulation.experiments.markdown import NOTHING, data_name, signed, table
 from simulation.experiments.midpoint import (
     BUFFERS,
     CONCURRENCIES,
-    INTERVALS,
     SUBJECT,
     circumstances,
 )

@@ -22,9 +22,9 @@ from server_app.settings import Settings
 from simulation import launch, objects
 from simulation.app_config import check_keys
 from simulation.engines.cluster.joining import cluster_address
-from simulation.environment import ConfigValue
+from simulation.environment import ConfigValue, RunConfig
 from simulation.errors import Refused
-from simulation.launch import Launch, Resources, RunConfig
+from simulation.launch import Launch, Resources
 from simulation.presets import preset_config
 
 __all__ = ["Comparison", "NotARunError", "Run", "compare", "load", "simulate"]

@@ -25,11 +25,11 @@ from simulation.arguments import (
 )
 from simulation.combinations import combinations, is_sweep
 from simulation.command import LaunchCommand
-from simulation.environment import APP, ConfigValue
+from simulation.environment import APP, ConfigValue, RunConfig
 from simulation.errors import Refused
 from simulation.experiments import commands as experiments
 from simulation.experiments.choices import SEEDS, jobs_option
-from simulation.launch import Launch, Resources, RunConfig
+from simulation.launch import Launch, Resources
 from simulation.presets import PRESETS, preset_config
 
 __all__ = ["COMMANDS", "INTERRUPTED", "build_run_config", "main"]

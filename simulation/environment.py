@@ -16,12 +16,23 @@ from contextlib import contextmanager
 from pathlib import Path
 
 ConfigValue = bool | int | float | str
+RunConfig = dict[str, ConfigValue]
 
 APP = Path(__file__).resolve().parents[1]
 """The folder of this repository and its app."""
 
 TOKEN_VARIABLE = "FEDPSA_LAUNCH_TOKEN"
 """Every process of a launch carries this variable, however it detaches itself."""
+
+QUIET = {
+    # Nothing here needs the network.
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # Otherwise the log of a run arrives in blocks of 8 kB.
+    "PYTHONUNBUFFERED": "1",
+}
+"""Variables of all processes that run an app."""
 
 LOOPBACK = "127.0.0.1"
 
@@ -94,6 +105,11 @@ def _codepoint(character: str) -> str:
     return f"\\u{number:04x}" if number <= 0xFFFF else f"\\U{number:08x}"
 
 
+def python_path() -> str:
+    """Return a ``PYTHONPATH`` by which a process finds this repository, and what we do."""
+    return os.pathsep.join(filter(None, (str(APP), os.environ.get("PYTHONPATH"))))
+
+
 def new_token() -> str:
     """Return a value for `TOKEN_VARIABLE` that no other launch has."""
     return secrets.token_hex(16)
@@ -150,18 +166,13 @@ def flower_environment(folder: Path, token: str) -> dict[str, str]:
         {
             TOKEN_VARIABLE: token,
             "FLWR_HOME": str(folder / "flwr"),
-            # Nothing here needs the network.
-            "FLWR_TELEMETRY_ENABLED": "0",
-            "FLWR_DISABLE_UPDATE_CHECK": "1",
-            "RAY_USAGE_STATS_ENABLED": "0",
+            **QUIET,
             # The app runs in the environment that this launcher runs in.
             "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
             # Flower starts its other commands by their bare names.
             "PATH": os.pathsep.join(
                 [str(Path(sys.executable).parent), environment.get("PATH", os.defpath)]
             ),
-            # Otherwise the log of a run arrives in blocks of 8 kB.
-            "PYTHONUNBUFFERED": "1",
             # Process titles otherwise overwrite the variables that /proc shows, the token among
             # them.
             "SPT_NOENV": "1",

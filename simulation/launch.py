@@ -13,13 +13,10 @@ from typing import Any
 from fedpsa_strategy.checks import shown
 from server_app.places import run_name, unused
 from simulation.engines.cluster.joining import cluster_address
-from simulation.engines.cluster.run import run_on_cluster
 from simulation.engines.grpc import run_on_processes
 from simulation.engines.ray import run_on_ray
-from simulation.environment import APP, ConfigValue
+from simulation.environment import APP, ConfigValue, RunConfig
 from simulation.errors import Refused
-
-RunConfig = dict[str, ConfigValue]
 
 _PATHS = {"run-dir", "data-dir", "cache-dir", "resume"}
 
@@ -82,6 +79,9 @@ def _ray(launch: Launch) -> dict[str, Any]:
     if address is not None:
         if launch.resources.cpus is not None:
             raise Refused("--cpus: on a cluster `ray start --num-cpus` decides, for each machine.")
+        # Not at the top: it loads Ray, and --help should not wait for that.
+        from simulation.engines.cluster.run import run_on_cluster
+
         launch.say(f"Simulating {launch.clients} clients on the Ray cluster at {address}.")
         return run_on_cluster(
             launch.app,

@@ -14,6 +14,11 @@ def num_cores() -> int:
     return os.cpu_count() or 1
 
 
+def num_jobs(chosen: int | None, engine: str) -> int:
+    """Return how many runs to run side by side: one on each core, and on Ray one at a time."""
+    return chosen or (num_cores() if engine == "local" else 1)
+
+
 def cpu_model() -> str:
     """Return the name of the processor."""
     try:

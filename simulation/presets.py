@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from simulation.environment import ConfigValue
+from simulation.environment import RunConfig
 from simulation.errors import Refused
-
-RunConfig = dict[str, ConfigValue]
 
 # Some are defaults as well. They are written down all the same, so that a preset stays what it is
 # when a default changes.

@@ -13,6 +13,7 @@ from fedpsa_strategy.watch.comparison import compare
 from fedpsa_strategy.watch.event_log import plain
 from fedpsa_strategy.watch.runs import Run
 from server_app.settings import Settings
+from simulation.environment import RunConfig
 from simulation.errors import Refused
 from simulation.experiments.cells import OWN_SPLIT, Cell, Label
 from simulation.experiments.display import PlainDisplay, make_display
@@ -20,8 +21,7 @@ from simulation.experiments.options import make_cell
 from simulation.experiments.processes import processes
 from simulation.experiments.scheduler import Scheduler
 from simulation.experiments.store import CellStore
-from simulation.launch import RunConfig
-from simulation.machine import num_cores
+from simulation.machine import num_jobs
 
 _TOLD = {"strategy", "dataset", "task", "dirichlet-alpha", "seed"}
 
@@ -34,7 +34,6 @@ def run_sweep(
     By default one runs on each core, and one at a time on Ray.
     """
     cells, store = sweep_cells(configs), CellStore(folder)
-    jobs = jobs or (num_cores() if engine == "local" else 1)
     to_stderr = PlainDisplay(lambda text: click.echo(text, err=True))
     scheduler = Scheduler(cells, store)
     total, done = scheduler.state.total, scheduler.state.done
@@ -43,7 +42,7 @@ def run_sweep(
     if scheduler.state.waiting:
         try:
             with (
-                processes(store, jobs=jobs, engine=engine) as place,
+                processes(store, jobs=num_jobs(jobs, engine), engine=engine) as place,
                 to_stderr if as_json else make_display("sweep") as display,
             ):
                 failed = scheduler.run(place, display)

@@ -10,10 +10,9 @@ from functools import cached_property
 
 from fedpsa_strategy.methods import registry
 from server_app.settings import MAY_CHANGE, PAPER_DEFAULTS, Settings
-from simulation.environment import ConfigValue
+from simulation.environment import RunConfig
 
 Label = str | int | float
-RunConfig = dict[str, ConfigValue]
 
 CONTROL = "Uniform"
 """The method that weighs all uploads alike; what a weighting is worth is its distance to it."""

@@ -16,6 +16,7 @@ from simulation.arguments import FiniteRange, Processors, ray_address_option
 from simulation.command import LaunchCommand
 from simulation.errors import Refused
 from simulation.experiments.choices import choices, command_text, label, out_option, read_options
+from simulation.machine import num_jobs
 
 if TYPE_CHECKING:
     from simulation.experiments.catalogue import Experiment
@@ -178,7 +179,7 @@ def list_(**given: Any) -> int:
     from simulation.experiments.store import CellStore
 
     options, store = read_options(arguments), CellStore(arguments.cells)
-    jobs = _jobs(arguments, "local")
+    jobs = num_jobs(arguments.jobs, "local")
     line = "{:<20} {:>5} {:>8} {:>8} {:>10}  {}".format
     print(line("name", "cells", "finished", "recorded", "time left", "what it shows"))
     for experiment in EXPERIMENTS.values():
@@ -254,7 +255,8 @@ def _place(
     from simulation.experiments.processes import processes
 
     if arguments.on == "here":
-        return processes(store, jobs=_jobs(arguments, arguments.engine), engine=arguments.engine)
+        jobs = num_jobs(arguments.jobs, arguments.engine)
+        return processes(store, jobs=jobs, engine=arguments.engine)
     if arguments.engine != "local":
         raise Refused("--on ray: each run simulates its clients with --engine local.")
     address = cluster_address(arguments.ray_address)
@@ -264,9 +266,3 @@ def _place(
 
     each = Resources(arguments.cell_cpus, arguments.cell_gpus)
     return ray_cluster(store, cells, address=address, each=each, jobs=arguments.jobs)
-
-
-def _jobs(arguments: SimpleNamespace, engine: str) -> int:
-    from simulation.machine import num_cores
-
-    return arguments.jobs or (num_cores() if engine == "local" else 1)

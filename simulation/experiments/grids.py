@@ -7,8 +7,9 @@ from functools import lru_cache
 from itertools import product
 
 from fedpsa_strategy.methods.registry import find_method
-from server_app.settings import DATASETS
-from simulation.experiments.cells import CONTROL, METHODS, OWN_SPLIT, Cell, Label, RunConfig
+from server_app.settings import DATASETS, Settings
+from simulation.environment import RunConfig
+from simulation.experiments.cells import CONTROL, METHODS, OWN_SPLIT, Cell, Label
 from simulation.experiments.options import Options
 
 COMPARED = tuple(METHODS)
@@ -37,8 +38,6 @@ VARIANTS: dict[str, RunConfig] = {
 # Enough pairs for a correlation, few enough for a small file.
 _PAIRS = 2000
 _UPLOADS_PER_DAY = 3600  # with the paper's clients, concurrency and response times
-# Some methods need an encoder before the head, which this dataset's single layer lacks.
-_WITHOUT_ENCODER = ("fmnist",)
 
 
 def compare_methods(options: Options) -> list[Cell]:
@@ -167,7 +166,7 @@ def _methods(
 @lru_cache
 def _has_encoder(dataset: str, kind: str) -> bool:
     if dataset in DATASETS:
-        return kind == "mlp" or dataset not in _WITHOUT_ENCODER
+        return Settings(dataset=dataset, model=kind).has_encoder
     from task.tasks import find_task  # not at the top: it loads torch
 
     model = find_task(dataset).make_model(0)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from itertools import product
 
-from simulation.experiments.cells import CONTROL, METHODS, Cell, Label, RunConfig
-from simulation.experiments.grids import places
+from simulation.environment import RunConfig
+from simulation.experiments.cells import CONTROL, METHODS, Cell, Label
+from simulation.experiments.grids import INTERVALS, places
 from simulation.experiments.options import Options
 
 SUBJECT = "Midpoint"
@@ -49,7 +50,6 @@ PARTS: dict[str, RunConfig] = {
 
 CONCURRENCIES = (0.1, 0.2, 0.4, 0.6)
 BUFFERS = (1, 5, 10)
-INTERVALS = ((10, 500), (20, 1000), (50, 2500))
 ROBUST: dict[str, RunConfig] = {SUBJECT: METHODS[SUBJECT], **STEPS}
 
 

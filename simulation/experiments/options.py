@@ -12,8 +12,8 @@ from fedpsa_strategy.methods.registry import find_method, is_ours
 from fedpsa_strategy.server.clock import DAY
 from server_app.settings import DATASETS, Settings
 from server_app.task_defaults import resolve
-from simulation.environment import ConfigValue
-from simulation.experiments.cells import Cell, Label, RunConfig
+from simulation.environment import ConfigValue, RunConfig
+from simulation.experiments.cells import Cell, Label
 
 PAPER_DAYS = 10.0
 

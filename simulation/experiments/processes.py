@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from simulation.engines.flower.processes import Child, ProcessGroup
-from simulation.environment import APP, TOKEN_VARIABLE, ConfigValue, new_token
+from simulation.environment import TOKEN_VARIABLE, ConfigValue, new_token, python_path
 from simulation.experiments.cells import Cell
 from simulation.experiments.scheduler import Work
 from simulation.experiments.store import CellStore
@@ -69,11 +69,7 @@ class Processes:
 @contextmanager
 def processes(store: CellStore, *, jobs: int, engine: str) -> Iterator[Processes]:
     """Give this machine to run cells on, and end all their processes afterwards."""
-    environment = {
-        **os.environ,
-        TOKEN_VARIABLE: new_token(),
-        "PYTHONPATH": os.pathsep.join([str(APP), *filter(None, [os.environ.get("PYTHONPATH")])]),
-    }
+    environment = {**os.environ, TOKEN_VARIABLE: new_token(), "PYTHONPATH": python_path()}
     with ProcessGroup(store.folder, environment=environment, grace=_GRACE) as group:
         yield Processes(store, jobs, engine, group)
 

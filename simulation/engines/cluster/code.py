@@ -14,18 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from simulation.engines.flower.staging import staged_app
-from simulation.environment import APP, launch_folder
+from simulation.environment import APP, QUIET, launch_folder
 
 _OURS = ("client_app", "server_app", "task", "fedpsa_strategy")
 _RUNNER = ("simulation", "fedpsa_strategy")  # what any app needs to be run
-_VARIABLES = {
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    # Whoever takes no GPU sees none.
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",
-    "PYTHONUNBUFFERED": "1",
-}
+# Whoever takes no GPU sees none.
+_VARIABLES = QUIET | {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1"}
 
 
 @contextmanager

@@ -15,7 +15,19 @@ from typing import Any
 from simulation.app_config import app_components, default_run_config
 from simulation.engines.cluster.code import code_for_machines
 from simulation.engines.cluster.joining import joined
+from simulation.engines.cluster.machines import (
+    Resources,
+    check_machines,
+    room_text,
+    useful_machines,
+    warn_of_differences,
+)
+from simulation.engines.cluster.pool import RayPool
+from simulation.engines.local.grid import VirtualNodes
+from simulation.engines.local.run import run_on_grid
+from simulation.engines.local.worker import Setup
 from simulation.environment import APP, ConfigValue
+from simulation.objects import given
 
 ASK_FIRST_NODE = "simulation.engines.cluster.tasks:ask_first_node"
 """Called on a machine with a `Setup`."""
@@ -45,20 +57,6 @@ def run_on_cluster(
     LaunchFailed
         If the cluster cannot be joined, or a machine lacks something: the text says which.
     """
-    # Not at the top: it loads Ray, and --help should not wait for that.
-    from simulation.engines.cluster.machines import (
-        Resources,
-        check_machines,
-        room_text,
-        useful_machines,
-        warn_of_differences,
-    )
-    from simulation.engines.cluster.pool import RayPool
-    from simulation.engines.local.grid import VirtualNodes
-    from simulation.engines.local.run import run_on_grid
-    from simulation.engines.local.worker import Setup
-    from simulation.objects import given
-
     each = Resources(client_cpus, client_gpus)
     _, client_app = app_components(app_dir)
     full = {**default_run_config(app_dir), **run_config}

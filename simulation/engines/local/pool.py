@@ -21,7 +21,7 @@ from typing import Any
 from flwr.app import Error, Message
 
 from simulation.engines.local.worker import EMPTY_STATE, Runner, Setup
-from simulation.environment import APP
+from simulation.environment import python_path
 from simulation.errors import RunFailed
 
 log = logging.getLogger("flwr")
@@ -277,13 +277,12 @@ class _Worker:
         self.ready = False
         self.jobs: deque[Job] = deque()  # the first one is at work
         self.connection, theirs = Pipe()
-        search = os.pathsep.join(filter(None, (str(APP), os.environ.get("PYTHONPATH"))))
         with theirs:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "simulation.engines.local.worker", str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
-                env=os.environ | {"PYTHONPATH": search},
+                env=os.environ | {"PYTHONPATH": python_path()},
                 start_new_session=True,
             )
         self._send((sys.path, setup))
