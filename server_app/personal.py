@@ -10,6 +10,8 @@ from torch import nn
 
 from task.tensors import Shard
 
+_BATCH = 1000  # samples per forward pass
+
 
 def personal_accuracy(
     model: nn.Module,
@@ -17,7 +19,6 @@ def personal_accuracy(
     heads: Mapping[int, tuple[Mapping[str, Any], Any]],
     *,
     device: torch.device,
-    batch_size: int = 1000,
 ) -> float | None:
     """Return the mean accuracy of personal models on their clients' class mixtures.
 
@@ -31,7 +32,7 @@ def personal_accuracy(
     model.eval()
     with torch.no_grad():
         features = torch.cat(
-            [model.encoder(x.to(device)) for x in torch.split(shard.x, batch_size)]  # type: ignore[operator]
+            [model.encoder(x.to(device)) for x in torch.split(shard.x, _BATCH)]  # type: ignore[operator]
         ).cpu()
     num_classes = len(next(iter(heads.values()))[1])
     per_class = torch.bincount(shard.y, minlength=num_classes).double()

@@ -116,7 +116,7 @@ def load_raw(
     return arrays
 
 
-def find_dataset(name: str, data_dir: str | Path = "") -> Path | None:
+def find_dataset(name: str) -> Path | None:
     """Return where the files of a dataset are; None if they are nowhere.
 
     Digits are part of scikit-learn, and so is the folder returned for them.
@@ -125,7 +125,7 @@ def find_dataset(name: str, data_dir: str | Path = "") -> Path | None:
         from sklearn import datasets
 
         return Path(datasets.__file__).parent
-    found = _find_files(dataset_info(name), resolve_data_dir(data_dir), [])
+    found = _find_files(dataset_info(name), resolve_data_dir(), [])
     return None if found is None else found[1][0].parent
 
 

@@ -96,13 +96,12 @@ def evaluate(
     *,
     device: str | torch.device = "cpu",
     batch_size: int = 1000,
-    loss_fn: LossFn | None = None,
 ) -> tuple[float, float | None]:
     """Return a model's mean loss and accuracy (None where targets are not classes).
 
     See `measure` for the parameters.
     """
-    found = measure(model, shard, device=device, batch_size=batch_size, loss_fn=loss_fn)
+    found = measure(model, shard, device=device, batch_size=batch_size)
     return found["loss"], found.get("accuracy")
 
 

@@ -19,39 +19,17 @@ from simulation.experiments.tables import Pivot, pivot_tables
 
 @dataclass(frozen=True)
 class Experiment:
-    """One table or figure of the paper.
+    """One table or figure of the paper."""
 
-    Parameters
-    ----------
-    name : str
-        What it is called on the command line.
-    title : str
-        Its heading.
-    summary : str
-        What it shows, in one line.
-    cells : Callable[[Options], list[Cell]]
-        The runs it needs.
-    body : Callable[[Sequence[Row]], str]
-        Its tables, as Markdown.
-    draw : Callable[[Figure, Sequence[Row]], None]
-        Its figure.
-    notes : str (default: "")
-        What a reader has to know to compare it with the paper.
-    series : str (default: "")
-        What it needs of single uploads; see `make_row`.
-    takes_methods : bool (default: True)
-        Whether a person may choose the methods.
-    """
-
-    name: str
+    name: str  # on the command line
     title: str
-    summary: str
-    cells: Callable[[Options], list[Cell]]
-    body: Callable[[Sequence[Row]], str]
-    draw: Callable[[Any, Sequence[Row]], None]
-    notes: str = ""
-    series: str = ""
-    takes_methods: bool = True
+    summary: str  # what it shows, in one line
+    cells: Callable[[Options], list[Cell]]  # the runs it needs
+    body: Callable[[Sequence[Row]], str]  # its tables, as Markdown
+    draw: Callable[[Any, Sequence[Row]], None]  # its figure
+    notes: str = ""  # what a reader has to know to compare it with the paper
+    series: str = ""  # what it needs of single uploads; see `make_row`
+    takes_methods: bool = True  # whether a person may choose the methods
 
 
 _CONTROL_NOTE = (

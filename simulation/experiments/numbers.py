@@ -10,6 +10,8 @@ from statistics import fmean, stdev
 
 import numpy as np
 
+_BIN = 0.1  # the width of bins of κ
+
 
 @dataclass(frozen=True)
 class Estimate:
@@ -55,15 +57,15 @@ def correlation(x: Sequence[float], y: Sequence[float], *, ranked: bool = False)
     return float(measure(x, y).statistic)
 
 
-def binned(pairs: Sequence[Sequence[float]], width: float = 0.1) -> list[tuple[float, float, int]]:
+def binned(pairs: Sequence[Sequence[float]]) -> list[tuple[float, float, int]]:
     """Return the mean of y in bins of x that are not empty: (centre, mean, number)."""
     bins: dict[int, list[float]] = defaultdict(list)
     for x, y in pairs:
         # The addend keeps 0.3 out of the bin below, where rounding would put it.
-        number = min(math.floor(x / width + 1e-9), round(1 / width) - 1)
+        number = min(math.floor(x / _BIN + 1e-9), round(1 / _BIN) - 1)
         bins[number].append(y)
     return [
-        (round((number + 0.5) * width, 9), fmean(values), len(values))
+        (round((number + 0.5) * _BIN, 9), fmean(values), len(values))
         for number, values in sorted(bins.items())
     ]
 

@@ -52,45 +52,20 @@ _NUMBERS = (
 
 @dataclass(frozen=True)
 class Row:
-    """One cell of an experiment, as a line of ``cells.jsonl``.
+    """One cell of an experiment, as a line of ``cells.jsonl``."""
 
-    Parameters
-    ----------
-    labels : Mapping[str, str | int | float]
-        Its place in the experiment.
-    id : str
-        The id of its run.
-    status : str
-        "completed", "failed" or "missing".
-    reason : str (default: "")
-        Why it failed.
-    scale : Mapping[str, Any] (default: {})
-        How large the run was: days, clients, partition, ...
-    numbers : Mapping[str, float | None] (default: {})
-        What came out.
-    curve : Sequence[Sequence[float]] (default: ())
-        Days and accuracies, thinned.
-    series : Mapping[str, Any] (default: {})
-        What else a figure needs of its uploads: `pairs` or `gaps`; for FedPSA also `stages`.
-    model_sha256 : str (default: "")
-        The hash of the final model.
-    versions : Mapping[str, str] (default: {})
-        Versions of Python and packages.
-    machine : Mapping[str, Any] (default: {})
-        What it ran on.
-    """
-
-    labels: Mapping[str, Label]
-    id: str
+    labels: Mapping[str, Label]  # its place in the experiment
+    id: str  # of its run
     status: str
-    reason: str = ""
-    scale: Mapping[str, Any] = field(default_factory=dict)
-    numbers: Mapping[str, float | None] = field(default_factory=dict)
-    curve: Sequence[Sequence[float]] = ()
+    reason: str = ""  # why it failed
+    scale: Mapping[str, Any] = field(default_factory=dict)  # days, clients, partition, ...
+    numbers: Mapping[str, float | None] = field(default_factory=dict)  # what came out
+    curve: Sequence[Sequence[float]] = ()  # days and accuracies, thinned
+    # What else a figure needs of its uploads: `pairs` or `gaps`; for FedPSA also `stages`.
     series: Mapping[str, Any] = field(default_factory=dict)
     model_sha256: str = ""
-    versions: Mapping[str, str] = field(default_factory=dict)
-    machine: Mapping[str, Any] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)  # of Python and packages
+    machine: Mapping[str, Any] = field(default_factory=dict)  # what it ran on
 
     @property
     def completed(self) -> bool:

@@ -23,40 +23,19 @@ _ROW_TITLES = {"method": "method", "variant": "variant", "batch": "calibration b
 
 @dataclass(frozen=True)
 class Pivot:
-    """How the cells of an experiment are laid out as tables.
+    """How the cells of an experiment are laid out as tables."""
 
-    Parameters
-    ----------
-    block : tuple[str, ...]
-        The labels that are the same in one table.
-    row, column : str
-        The labels that vary in it.
-    paper : Callable[[Mapping[str, str | int | float]], float | None]
-        The paper's number for some labels.
-    paper_dataset : str (default: "")
-        The one dataset the paper has these numbers for; empty: for each its own.
-    subject : str (default: "FedPSA")
-        The row that is compared with the control.
-    number : str (default: "accuracy")
-        What the tables show.
-    factor : float (default: 100.0)
-        What it is multiplied by.
-    decimals : int (default: 2)
-        Digits behind the point.
-    grows : bool (default: False)
-        Whether the number grows with the length of a run, so that runs of other lengths than the
-        paper's cannot be compared with it.
-    """
-
-    block: tuple[str, ...]
-    row: str
+    block: tuple[str, ...]  # the labels that are the same in one table
+    row: str  # the labels that vary in it
     column: str
-    paper: Lookup
-    paper_dataset: str = ""
-    subject: str = "FedPSA"
-    number: str = "accuracy"
+    paper: Lookup  # the paper's number for some labels
+    paper_dataset: str = ""  # the one that the paper has these numbers for; empty: each its own
+    subject: str = "FedPSA"  # the row that is compared with the control
+    number: str = "accuracy"  # what the tables show, and what it is multiplied by
     factor: float = 100.0
     decimals: int = 2
+    # Whether the number grows with the length of a run, so that runs of other lengths than the
+    # paper's cannot be compared with it.
     grows: bool = False
 
     def blocks(self, rows: Sequence[Row]) -> list[list[Row]]:
@@ -125,9 +104,9 @@ def over_seeds(rows: Sequence[Row], name: str, factor: float = 1.0) -> Estimate:
     return Estimate({seed: factor * value for seed, value in values.items() if value is not None})
 
 
-def mean_text(rows: Sequence[Row], name: str, decimals: int, factor: float = 1.0) -> str:
+def mean_text(rows: Sequence[Row], name: str, decimals: int) -> str:
     """Return the mean of a number over seeds, as text."""
-    value = over_seeds(rows, name, factor)
+    value = over_seeds(rows, name)
     return markdown.number(value.mean if value else None, decimals)
 
 

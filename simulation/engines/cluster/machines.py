@@ -88,8 +88,6 @@ def check_machines(
     found: Sequence[Machine],
     imports: Sequence[str],
     works: Sequence[tuple[str, Any]] = (),
-    *,
-    seconds: float = CHECK_SECONDS,
 ) -> None:
     """Check that code, environment and data are on each machine.
 
@@ -103,13 +101,13 @@ def check_machines(
         for machine in found
         for call in works or [("", None)]
     }
-    ready, late = ray.wait(list(asked), num_returns=len(asked), timeout=seconds)
+    ready, late = ray.wait(list(asked), num_returns=len(asked), timeout=CHECK_SECONDS)
     problems = dict.fromkeys(
         f"{asked[answer].name}: {problem}" for answer in ready if (problem := _problem(answer))
     )
     for answer in late:
         ray.cancel(answer, force=True)
-        problems[f"{asked[answer].name}: no answer within {seconds:.0f} s"] = None
+        problems[f"{asked[answer].name}: no answer within {CHECK_SECONDS:.0f} s"] = None
     if problems:
         listed = "\n".join(f"  {problem}" for problem in problems)
         raise LaunchFailed(f"Not every machine of the cluster can take part.\n{listed}")

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 
 import psutil
 
+_PATIENCE = 10.0  # seconds after the first SIGKILL before giving up
+
 
 @dataclass(frozen=True)
 class Process:
@@ -98,7 +100,6 @@ def end_processes(
     *,
     grace: float,
     hurry: Callable[[], bool] = lambda: False,
-    patience: float = 10.0,
 ) -> set[Process]:
     """Ask processes to end, then make them end, until none is found any more; return the survivors.
 
@@ -110,11 +111,9 @@ def end_processes(
         Seconds between SIGTERM and SIGKILL.
     hurry : Callable[[], bool] (default: never)
         Cuts the grace time short as soon as it returns True.
-    patience : float (default: 10.0)
-        Seconds after the first SIGKILL before giving up.
     """
     kill_at = time.monotonic() + grace
-    give_up_at = kill_at + patience
+    give_up_at = kill_at + _PATIENCE
     asked: set[Process] = set()
     while alive := {process for process in find() if not process.zombie}:
         now = time.monotonic()

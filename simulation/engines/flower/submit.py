@@ -142,10 +142,10 @@ class Run:
     def _summary(self) -> dict[str, Any] | None:
         return None if self.run_dir is None else read_summary(self.run_dir, self._before)
 
-    def _tail(self, lines: int = 20) -> str:
+    def _tail(self) -> str:
         text = self._stream.tail(lines=1000)
         shown = [readable(line, colours=False) for line in text.splitlines()]
-        return "\n".join([line for line in shown if line is not None][-lines:])
+        return "\n".join([line for line in shown if line is not None][-20:])
 
     def _result(self) -> dict[str, Any]:
         summary = self._summary()

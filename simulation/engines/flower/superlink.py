@@ -93,9 +93,9 @@ class SuperLink:
                 f'address = "{LOOPBACK}:{self._port}"\ninsecure = true\n'
             )
 
-    def wait_until_healthy(self, timeout: float = START_TIMEOUT) -> None:
+    def wait_until_healthy(self) -> None:
         """Wait for the SuperLink to answer; `LaunchFailed` if it ends, or does not in time."""
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + START_TIMEOUT
         while not self._answers():
             if not self.process.running:
                 raise LaunchFailed(
@@ -104,7 +104,7 @@ class SuperLink:
                 )
             if time.monotonic() >= deadline:
                 raise LaunchFailed(
-                    f"The SuperLink did not answer within {timeout:.0f} s.",
+                    f"The SuperLink did not answer within {START_TIMEOUT:.0f} s.",
                     log_tail=self.process.tail(),
                 )
             time.sleep(0.1)
