@@ -12,7 +12,6 @@ import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
-from simulation.environment import ConfigValue
 from simulation.experiments.cells import Cell
 from simulation.experiments.store import CellStore
 from simulation.machine import circumstances
@@ -63,11 +62,10 @@ def _run(store: CellStore, cell: Cell, workers: int, side_by_side: int) -> str:
     # What another machine was lost with after it had finished need not be done again.
     if store.finished(cell) is not None:
         return ""
-    config: dict[str, ConfigValue] = {"num-clients": cell.settings.num_clients, **cell.run_config}
-    if store.prepare(cell, circumstances("local", side_by_side)):
-        config["resume"] = "true"
+    resumed = store.prepare(cell, circumstances("local", side_by_side))
+    config = cell.launch_config(resumed=resumed) | {"run-dir": str(store.path(cell))}
     try:
-        run_locally({**config, "run-dir": str(store.path(cell))}, workers=workers, stream=False)
+        run_locally(config, workers=workers, stream=False)
     except RunFailed as failure:
         return failure.reason
     except Exception as error:

@@ -83,6 +83,11 @@ class Cell:
         keys = decisive_keys(self.settings) | WITHOUT_EFFECT
         return {key: values[key] for key in values if key in keys and values[key] != defaults[key]}
 
+    def launch_config(self, *, resumed: bool) -> RunConfig:
+        """Return the same with what a launch adds: all clients, and whether its run goes on."""
+        more: RunConfig = {"resume": "true"} if resumed else {}
+        return {"num-clients": self.settings.num_clients, **self.run_config, **more}
+
     @property
     def name(self) -> str:
         """What a person calls it."""

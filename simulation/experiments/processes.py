@@ -76,14 +76,17 @@ def processes(store: CellStore, *, jobs: int, engine: str) -> Iterator[Processes
 
 def launch_command(cell: Cell, path: Path, engine: str, jobs: int, resumed: bool) -> list[str]:
     """Return the command that runs a cell; a person may give it too."""
-    config: dict[str, ConfigValue] = {"num-clients": cell.settings.num_clients, **cell.run_config}
-    if resumed:
-        config["resume"] = "true"
     options = ["--workers", "0"]
     if engine == "ray":
         options = ["--ray-address", "local", "--cpus", str(_share_of_cores(jobs))]
     command = [sys.executable, "-m", "simulation", "run", "--engine", engine, "--quiet"]
-    return [*command, *options, "--run-dir", str(path), *set_options(config)]
+    return [
+        *command,
+        *options,
+        "--run-dir",
+        str(path),
+        *set_options(cell.launch_config(resumed=resumed)),
+    ]
 
 
 def set_options(config: Mapping[str, ConfigValue]) -> list[str]:
