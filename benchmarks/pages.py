@@ -10,23 +10,13 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import product
 from pathlib import Path
 from statistics import fmean, median, pstdev, stdev
 from typing import Any
 
-from benchmarks import reproduction_tables
-from simulation.experiments.derived import groups
-from simulation.experiments.grids import INTERVALS
-from simulation.experiments.markdown import NOTHING, data_name, signed, table
-from simulation.experiments.midpoint import (
-    BUFFERS,
-    CONCURRENCIES,
-    SUBJECT,
-    circumstances,
-)
+from benchmarks import midpoint_tables, reproduction_tables
+from simulation.experiments.markdown import table
 from simulation.experiments.numbers import interpolated
-from simulation.experiments.paired import Paired, with_error
 from simulation.experiments.rows import Row, from_lines
 
 ROOT = Path(__file__).parents[1]
@@ -35,16 +25,6 @@ PAGES = (
     *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")),
 )
 NODES = ("ordinary", "warm")
-MIDPOINTS_PEERS = (
-    "CA2FL",
-    "CA2FL, η ½",
-    "FedBuff",
-    "FedPSA",
-    "Uniform",
-    "FedAsync",
-    "FedFa",
-    "FedAvg",
-)
 _PART = re.compile(r"(<!-- measured: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _LINK = 125e6  # bytes a second of a link of 1 Gbit/s
 _MODELS = {
@@ -66,69 +46,6 @@ def curves_table() -> str:
         days = [[100 * interpolated(curve, day) for curve in curves] for day in (1, 5, 10)]
         lines.append([_method(name), *map(_estimate, days)])
     return table(["method", "after 1 day (%)", "after 5 days (%)", "after 10 days (%)"], lines)
-
-
-def midpoint_gaps(name: str, factor: float, decimals: int) -> str:
-    """Return a number of Midpoint's minus the same of other methods, wherever both were run."""
-    layout = Paired(SUBJECT)
-    lines = []
-    for folder in sorted((ROOT / "results").glob("table-midpoint*/")):
-        if folder.name.removeprefix("table-midpoint").startswith(("-parts", "-robust")):
-            continue
-        rows = [row for row in _rows(folder.name) if row.completed]
-        for found in groups(rows, *layout.block).values():
-            gaps = dict(layout.gaps(found, name, factor))
-            seeds = len({row.labels["seed"] for row in found})
-            days = f"{found[0].scale['days']:g}"
-            runs = f"[{_place(found[0])}](../results/{folder.name}/table.md)"
-            cells = [
-                with_error(gaps[method], decimals) if method in gaps else NOTHING
-                for method in MIDPOINTS_PEERS
-            ]
-            lines.append([runs, days, str(seeds), *cells])
-    return table(["Midpoint minus", "days", "seeds", *MIDPOINTS_PEERS], lines)
-
-
-def midpoint_parts() -> str:
-    """Return Midpoint minus its variants, perceptron."""
-    rows = [row for row in _rows("table-midpoint-parts") if row.completed]
-    layout = Paired(SUBJECT)
-    areas = dict(layout.gaps(rows, "area_under_curve", 1.0))
-    ends = dict(layout.gaps(rows, "late_accuracy", 100.0))
-    lines = [[name, with_error(areas[name], 4), with_error(ends[name], 2)] for name in areas]
-    return table(["Midpoint minus", "area", "last tenth (points)"], lines)
-
-
-def midpoint_robust() -> str:
-    """Return Midpoint minus CA2FL with the best of its steps, by concurrency and buffer."""
-    rows = [row for row in _rows("table-midpoint-robust") if row.completed]
-    layout = Paired(SUBJECT)
-    ahead, lines = 0, []
-    for busy in CONCURRENCIES:
-        cells = []
-        for times, buffer in product(INTERVALS, BUFFERS):
-            label = circumstances(busy, buffer, times)
-            found = [row for row in rows if row.labels["circumstances"] == label]
-            gap = min(gap.mean for _, gap in layout.gaps(found, "area_under_curve", 1.0))
-            ahead += gap > 0
-            if times == INTERVALS[0]:
-                cells.append(signed(gap, 4))
-        lines.append([f"{busy:g}", *cells])
-    text = table(["concurrency", *(f"buffer {buffer}" for buffer in BUFFERS)], lines)
-    total = len(CONCURRENCIES) * len(BUFFERS) * len(INTERVALS)
-    return f"{text}\n\nAhead in {ahead} of all {total} circumstances."
-
-
-def _place(row: Row) -> str:
-    """Return in a few words what was learned, by which model, and how it was split."""
-    model, width = row.scale.get("model", "default"), row.scale.get("width", 1)
-    names = {"digits": "perceptron", "fmnist": "linear", "mnist": "CNN", "cifar10": "CNN"}
-    kind = "perceptron" if model == "mlp" else names[str(row.labels["dataset"])]
-    parts = [data_name(row.labels["dataset"]), kind if width == 1 else f"{kind} at {width:g} width"]
-    parts.append(f"α = {row.labels['alpha']:g}")
-    if row.scale["partition"] != "client-dirichlet":
-        parts.append(row.scale["partition"])
-    return ", ".join(parts)
 
 
 def sketch_noise_table() -> str:
@@ -353,8 +270,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "ablation": reproduction_tables.ablation_table,
     "times": reproduction_tables.times_table,
     "held-out": reproduction_tables.held_out_table,
-    "midpoint-areas": partial(midpoint_gaps, "area_under_curve", 1.0, 4),
-    "midpoint-ends": partial(midpoint_gaps, "late_accuracy", 100.0, 2),
+    "midpoint-areas": partial(midpoint_tables.gaps, "area_under_curve", 1.0, 4),
+    "midpoint-ends": partial(midpoint_tables.gaps, "late_accuracy", 100.0, 2),
     "sketch-noise": sketch_noise_table,
     "costs": cost_table,
     "formats": formats_table,

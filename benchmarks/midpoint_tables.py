@@ -1,0 +1,87 @@
+"""Tables of the page about Midpoint, from files in `results/`."""
+
+from __future__ import annotations
+
+from itertools import product
+
+from benchmarks.reproduction_tables import ROOT, rows_of
+from simulation.experiments.derived import groups
+from simulation.experiments.grids import INTERVALS
+from simulation.experiments.markdown import NOTHING, data_name, signed, table
+from simulation.experiments.midpoint import BUFFERS, CONCURRENCIES, SUBJECT, circumstances
+from simulation.experiments.paired import Paired, with_error
+from simulation.experiments.rows import Row
+
+PEERS = (
+    "CA2FL",
+    "CA2FL, η ½",
+    "FedBuff",
+    "FedPSA",
+    "Uniform",
+    "FedAsync",
+    "FedFa",
+    "FedAvg",
+)
+
+
+def gaps(name: str, factor: float, decimals: int) -> str:
+    """Return a number of Midpoint's minus the same of other methods, wherever both were run."""
+    layout = Paired(SUBJECT)
+    lines = []
+    for folder in sorted((ROOT / "results").glob("table-midpoint*/")):
+        if folder.name.removeprefix("table-midpoint").startswith(("-parts", "-robust")):
+            continue
+        rows = rows_of(folder.name)
+        for found in groups(rows, *layout.block).values():
+            found_gaps = dict(layout.gaps(found, name, factor))
+            seeds = len({row.labels["seed"] for row in found})
+            days = f"{found[0].scale['days']:g}"
+            runs = f"[{_place(found[0])}](../results/{folder.name}/table.md)"
+            cells = [
+                with_error(found_gaps[method], decimals) if method in found_gaps else NOTHING
+                for method in PEERS
+            ]
+            lines.append([runs, days, str(seeds), *cells])
+    return table(["Midpoint minus", "days", "seeds", *PEERS], lines)
+
+
+def parts() -> str:
+    """Return Midpoint minus its variants, perceptron."""
+    rows = rows_of("table-midpoint-parts")
+    layout = Paired(SUBJECT)
+    areas = dict(layout.gaps(rows, "area_under_curve", 1.0))
+    ends = dict(layout.gaps(rows, "late_accuracy", 100.0))
+    lines = [[name, with_error(areas[name], 4), with_error(ends[name], 2)] for name in areas]
+    return table(["Midpoint minus", "area", "last tenth (points)"], lines)
+
+
+def robust() -> str:
+    """Return Midpoint minus CA2FL with the best of its steps, by concurrency and buffer."""
+    rows = rows_of("table-midpoint-robust")
+    layout = Paired(SUBJECT)
+    ahead, lines = 0, []
+    for busy in CONCURRENCIES:
+        cells = []
+        for times, buffer in product(INTERVALS, BUFFERS):
+            label = circumstances(busy, buffer, times)
+            found = [row for row in rows if row.labels["circumstances"] == label]
+            gap = min(gap.mean for _, gap in layout.gaps(found, "area_under_curve", 1.0))
+            ahead += gap > 0
+            if times == INTERVALS[0]:
+                cells.append(signed(gap, 4))
+        lines.append([f"{busy:g}", *cells])
+    text = table(["concurrency", *(f"buffer {buffer}" for buffer in BUFFERS)], lines)
+    total = len(CONCURRENCIES) * len(BUFFERS) * len(INTERVALS)
+    return f"{text}\n\nAhead in {ahead} of all {total} circumstances."
+
+
+def _place(row: Row) -> str:
+    """Return in a few words what was learned, by which model, and how it was split."""
+    model, width = row.scale.get("model", "default"), row.scale.get("width", 1)
+    names = {"digits": "perceptron", "fmnist": "linear", "mnist": "CNN", "cifar10": "CNN"}
+    kind = "perceptron" if model == "mlp" else names[str(row.labels["dataset"])]
+    parts = [data_name(row.labels["dataset"]), kind if width == 1 else f"{kind} at {width:g} width"]
+    parts.append(f"α = {row.labels['alpha']:g}")
+    if row.scale["partition"] != "client-dirichlet":
+        parts.append(row.scale["partition"])
+    return ", ".join(parts)
