@@ -69,7 +69,7 @@ def parts(options: Options) -> list[Cell]:
 def robustness(options: Options) -> list[Cell]:
     """Midpoint and CA2FL over concurrency, buffer and response times, with the same settings."""
     cells = []
-    for busy, buffer, times in product(CONCURRENCIES, BUFFERS, INTERVALS):
+    for times, busy, buffer in product(INTERVALS, CONCURRENCIES, BUFFERS):
         config: RunConfig = {
             "fraction-train": busy,
             "buffer-size": buffer,
