@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, MessageType, RecordDict
 from torch import nn
 from torch.nn import functional
 
@@ -14,6 +14,7 @@ from client_app.app import app
 from fedpsa_strategy.client.fedpac import train_from_message
 from fedpsa_strategy.wire.contract import DELTA, REPLY_ARRAYS
 from server_app.settings import Settings
+from support.messages import delivered, node
 from task.models import make_model
 from task.shards import dataset_source
 from task.tensors import Shard
@@ -28,16 +29,14 @@ def cache(tmp_path_factory):
 
 def context(cache, node_config=None, **settings):
     run_config = Settings(num_clients=4, cache_dir=cache, **settings).to_run_config()
-    node = {"partition-id": 1, "num-partitions": 4} if node_config is None else node_config
-    return Context(1, 1, node, RecordDict(), run_config)
+    partition = {"partition-id": 1, "num-partitions": 4}
+    return node(partition if node_config is None else node_config, run_config)
 
 
 def call(kind, context, config=None, model=None, **records):
     arrays = ArrayRecord((model or make_model("digits", 0)).state_dict())
     content = RecordDict({"arrays": arrays, "config": ConfigRecord(config or {}), **records})
-    message = Message(content, dst_node_id=1, message_type=kind)
-    message.metadata.__dict__["_message_id"] = "m1"
-    return app(message, context)
+    return app(delivered(content, kind), context)
 
 
 def test_training_is_a_pure_function_of_the_message_and_the_data(cache):
@@ -110,8 +109,8 @@ def test_query_tells_partition_and_size(cache):
 
 def test_a_node_tells_the_host_name_of_its_node_config_and_no_other(cache):
     def told(**more):
-        node = {"partition-id": 1, "num-partitions": 4, **more}
-        return call(MessageType.QUERY, context(cache, node)).content.config_records
+        config = {"partition-id": 1, "num-partitions": 4, **more}
+        return call(MessageType.QUERY, context(cache, config)).content.config_records
 
     assert told(**{"host-name": "lab-3"})["node"]["host-name"] == "lab-3"
     assert not told()
@@ -129,15 +128,15 @@ def test_a_node_brings_its_own_data(cache, tmp_path):
     path = tmp_path / "mine.npz"
     rng = np.random.default_rng(0)
     np.savez(path, x=rng.normal(size=(30, 1, 8, 8)).astype(np.float32), y=rng.integers(0, 10, 30))
-    node = context(cache, {"data-path": str(path)})
-    metrics = call(MessageType.QUERY, node).content["metrics"]
+    own = context(cache, {"data-path": str(path)})
+    metrics = call(MessageType.QUERY, own).content["metrics"]
     assert metrics["num-examples"] == 30
     assert "partition-id" not in metrics
-    assert call(MessageType.TRAIN, node, TRAIN).content["metrics"]["num-examples"] == 30
+    assert call(MessageType.TRAIN, own, TRAIN).content["metrics"]["num-examples"] == 30
 
 
 @pytest.mark.parametrize(
-    ("node", "text"),
+    ("config", "text"),
     [
         ({}, "no data.*--node-config"),
         ({"partition-id": 1, "num-partitions": 7}, "partition of 7, but num-clients is 4"),
@@ -146,9 +145,9 @@ def test_a_node_brings_its_own_data(cache, tmp_path):
         ({"data-path": "/no/such/file.npz"}, "/no/such/file.npz"),
     ],
 )
-def test_a_wrong_node_config_is_a_clear_error(cache, node, text):
+def test_a_wrong_node_config_is_a_clear_error(cache, config, text):
     with pytest.raises(Exception, match=text):
-        call(MessageType.QUERY, context(cache, node))
+        call(MessageType.QUERY, context(cache, config))
 
 
 def test_a_train_message_that_lacks_something_is_a_clear_error(cache):

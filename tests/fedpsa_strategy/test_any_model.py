@@ -3,34 +3,18 @@
 import logging
 import types
 from dataclasses import dataclass
-from functools import partial
 
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from fedpsa_strategy import Probe, arrays_of
 from fedpsa_strategy.probe import per_sample
 from fedpsa_strategy.probe.sensitivity import sensitivity
+from support.sensitivities import by_definition, cross_entropy
 
-cross_entropy = partial(functional.cross_entropy, reduction="none")
 WORDS, LENGTH, CLASSES = 11, 7, 3
-
-
-def definition(model, inputs, targets, loss_fn=cross_entropy):
-    """s by its formula, with one backward pass per sample in float64."""
-    model.eval()
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    rows = []
-    for k in range(len(inputs)):
-        loss = loss_fn(model(inputs[k : k + 1]), targets[k : k + 1]).mean()
-        parts = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
-        rows.append(torch.cat([part.to_dense().flatten() for part in parts]))
-    gradients = torch.stack(rows)
-    value = torch.cat([p.detach().flatten() for p in parameters])
-    return (gradients.mean(0) * value - 0.5 * (gradients**2).mean(0) * value**2).abs()
 
 
 class MaskedEncoder(nn.Module):
@@ -131,10 +115,10 @@ def batch_for(arguments, samples=6):
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.filterwarnings("error")
-def test_what_has_no_vectorised_form_equals_the_definition(name, caplog):
+def test_what_has_no_vectorised_form_equals_the_by_definition(name, caplog):
     make, arguments, place = MODELS[name]
     model, batch = made(make), batch_for(arguments)
-    expected = definition(model, *batch)
+    expected = by_definition(model, *batch)
     for _ in range(2):
         found = sensitivity(model, *batch)
         torch.testing.assert_close(
@@ -179,7 +163,7 @@ def test_rows_that_are_as_many_as_the_samples_by_chance(samples, seed):
     places = torch.randperm(samples * LENGTH, generator=generator)[:samples]
     tokens.view(-1)[places] = 0
     targets = torch.arange(samples) % CLASSES
-    expected = definition(model, tokens, targets)
+    expected = by_definition(model, tokens, targets)
     found = sensitivity(model, tokens, targets).double()
     torch.testing.assert_close(found, expected, rtol=2e-6, atol=2e-6 * float(expected.mean()))
 
@@ -314,7 +298,7 @@ def test_what_else_people_bring(name):
     model = STRANGE[name]()
     probe = Probe.gaussian(model, (5,), num_classes=CLASSES, size=16)
     batch = probe.calibration.tensors("cpu", next(model.parameters()).dtype)
-    expected = definition(model, *batch).float()
+    expected = by_definition(model, *batch).float()
     error = (sensitivity(model, *batch) - expected).norm() / expected.norm()
     assert error < (2e-2 if name.startswith("bfloat16") else 1e-5)
     assert probe.sketch_fn(STRANGE[name]())(arrays_of(model)) == probe(model)
@@ -409,7 +393,7 @@ def test_outputs_that_are_no_tensor_go_through_the_loss(name, way, caplog):
     def loss_fn(outputs, targets):
         return cross_entropy(logits_of(outputs), targets)
 
-    expected = definition(model, *batch, loss_fn)
+    expected = by_definition(model, *batch, loss_fn)
     torch.testing.assert_close(
         sensitivity(model, *batch, loss_fn).double(), expected, rtol=1e-5, atol=1e-9
     )

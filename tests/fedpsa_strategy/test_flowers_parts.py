@@ -151,12 +151,14 @@ def test_without_ours_they_work_with_the_rules_that_need_no_sketch(name):
 
 @pytest.mark.parametrize("size_mod", [message_size_mod, arrays_size_mod])
 @pytest.mark.parametrize("first", [True, False])
-@pytest.mark.parametrize("update_dtype", ["float32", "int4"])
-def test_mods_that_measure_work_in_every_place(size_mod, first, update_dtype, caplog):
+@pytest.mark.parametrize(("update_dtype", "transport"), [("float32", "seed"), ("int4", "arrays")])
+def test_mods_that_measure_work_in_every_place(size_mod, first, update_dtype, transport, caplog):
     mods = [size_mod, fedpsa_mod(net)] if first else [fedpsa_mod(net), size_mod]
     logging.getLogger("flwr").propagate = True
     with caplog.at_level(logging.INFO, logger="flwr"):
-        _, recorder = train_with(mods, training=Training(update_dtype=update_dtype))
+        _, recorder = train_with(
+            mods, transport=transport, training=Training(update_dtype=update_dtype)
+        )
     assert not recorder.of("reject")
     assert "Outgoing" in caplog.text
 

@@ -26,7 +26,7 @@ from fedpsa_strategy.methods.remembering import HalfMemory
 from fedpsa_strategy.server.checkpoint import Checkpointer, CheckpointStore
 from fedpsa_strategy.server.strategies import strategy_of
 from support.grids import ScriptedGrid, model_arrays, update
-from support.runs import in_train, run, virtual
+from support.runs import in_train, killed_and_resumed, run, virtual
 
 
 def client(message):
@@ -55,21 +55,19 @@ def arrays():
     return model_arrays((1.0, 2.0), running_mean=mean, scale=scale)
 
 
-def resumed_and_whole(make, tmp_path):
-    """Return the final arrays of a run that was interrupted, and of one that was not."""
-    whole = run(make(), ScriptedGrid(5, client), num_versions=12, arrays=arrays())
-    store = CheckpointStore(tmp_path)
-    first = make(checkpointer=Checkpointer(store, every_versions=1))
-    run(first, ScriptedGrid(5, client), num_versions=3, arrays=arrays())
-    again = make(checkpointer=Checkpointer(resume_from=store.load_newest()))
-    parts = run(again, ScriptedGrid(5, client), num_versions=12, arrays=arrays())
-    return [{key: result.arrays[key].data for key in result.arrays} for result in (parts, whole)]
+def check_resumed(kind, folder, **more):
+    def strategy(**given):
+        return kind(**options(**given, **more))
+
+    resumed, whole, _ = killed_and_resumed(
+        strategy, lambda: client, folder, arrays=arrays(), num_versions=12
+    )
+    assert resumed == whole
 
 
 @pytest.mark.parametrize("kind", [FedBuff, FedFa, FedAsync])
 def test_a_state_that_is_a_single_number_survives_a_resume(kind, tmp_path):
-    parts, whole = resumed_and_whole(lambda **more: kind(**options(**more)), tmp_path)
-    assert parts == whole
+    check_resumed(kind, tmp_path)
 
 
 @dataclass(frozen=True)
@@ -98,11 +96,7 @@ class Hoarder(BufferedRule):
 
 
 def test_state_of_every_promised_kind_is_restored(tmp_path):
-    kind = strategy_of(method(Hoarder))
-    parts, whole = resumed_and_whole(
-        lambda **more: kind(buffer_size=2, **options(**more)), tmp_path
-    )
-    assert parts == whole
+    check_resumed(strategy_of(method(Hoarder)), tmp_path, buffer_size=2)
 
 
 def test_numbers_come_back_in_their_precision():
@@ -139,15 +133,13 @@ class Memorising(Mean):
 
 
 def test_a_memory_in_a_file_is_still_in_one_after_a_resume(tmp_path):
-    made = []
+    made, kind = [], strategy_of(method(Memorising, remembers_clients=True))
 
-    def make(**more):
-        kind = strategy_of(method(Memorising, remembers_clients=True))
-        made.append(kind(memory_path=tmp_path / "memory", **options(**more)))
+    def noted(**given):
+        made.append(kind(memory_path=tmp_path / "memory", **given))
         return made[-1]
 
-    parts, whole = resumed_and_whole(make, tmp_path / "checkpoints")
-    assert parts == whole
+    check_resumed(noted, tmp_path / "checkpoints")
     assert all(isinstance(strategy.rule.memory, MappedMemory) for strategy in made)
 
 

@@ -5,7 +5,6 @@ import torch
 from flwr.app import (
     ArrayRecord,
     ConfigRecord,
-    Context,
     Error,
     Message,
     MessageType,
@@ -13,11 +12,11 @@ from flwr.app import (
     RecordDict,
 )
 from flwr.clientapp import ClientApp
-from flwr.clientapp.mod import arrays_size_mod, message_size_mod
 from torch import nn
 
 from fedpsa_strategy import Probe, fedpsa_mod
 from fedpsa_strategy.wire.contract import DELTA, MARK, REPLY_ARRAYS, STATES
+from support.messages import delivered, node
 
 
 class Regressor(nn.Module):
@@ -107,12 +106,8 @@ def ordinary_app(model_fn, loss_fn, batch, mods):
 
 
 def send(app, kind, model, config):
-    content = RecordDict(
-        {"arrays": ArrayRecord(model.state_dict()), "config": ConfigRecord(config)}
-    )
-    message = Message(content, dst_node_id=1, message_type=kind)
-    message.metadata.__dict__["_message_id"] = "m1"
-    return app(message, Context(1, 1, {}, RecordDict(), {}))
+    content = {"arrays": ArrayRecord(model.state_dict()), "config": ConfigRecord(config)}
+    return app(delivered(RecordDict(content), kind), node())
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -176,9 +171,7 @@ def test_records_keep_their_names_and_metrics_their_values():
             "settings": ConfigRecord({"lr": 0.1, REPLY_ARRAYS: DELTA, **probe.config()}),
         }
     )
-    message = Message(content, dst_node_id=1, message_type=MessageType.TRAIN)
-    message.metadata.__dict__["_message_id"] = "m1"
-    reply = app(message, Context(1, 1, {}, RecordDict(), {}))
+    reply = app(delivered(content), node())
     assert reply.content.keys() == {"model", "figures", MARK}  # Δ where the strategy looks for it
     assert reply.content["figures"]["share"] == 0.5
     assert reply.content["figures"]["num-examples"] == 3
@@ -195,25 +188,3 @@ def test_a_reply_without_arrays_is_a_clear_error():
 
     with pytest.raises(ValueError, match="exactly one ArrayRecord in the reply"):
         send(app, MessageType.TRAIN, Regressor(), {"lr": 0.1, REPLY_ARRAYS: DELTA})
-
-
-@pytest.mark.parametrize("transport", ["seed", "arrays"])
-@pytest.mark.parametrize("case", ["regression", "text"])
-def test_flowers_mods_can_count_the_bytes_of_our_messages(case, transport):
-    model_fn, shape, loss_fn, batch = CASES[case]
-    model = model_fn()
-    probe = Probe.gaussian(model, size=16, loss_fn=loss_fn, **shape)
-    mods = [message_size_mod, arrays_size_mod, fedpsa_mod(model_fn, loss_fn=loss_fn)]
-    app = ordinary_app(model_fn, loss_fn, batch, mods)
-    content = RecordDict(
-        {
-            "arrays": ArrayRecord(model.state_dict()),
-            "config": ConfigRecord({"lr": 0.1, REPLY_ARRAYS: DELTA, **probe.config(transport)}),
-        }
-    )
-    if transport == "arrays":
-        content["calibration"] = probe.arrays()
-    message = Message(content, dst_node_id=1, message_type=MessageType.TRAIN)
-    message.metadata.__dict__["_message_id"] = "m1"
-    reply = app(message, Context(1, 1, {}, RecordDict(), {}))
-    assert len(reply.content["metrics"]["sketch"]) == 16

@@ -12,22 +12,7 @@ from torch.nn import functional
 from fedpsa_strategy.probe import layer_moments, per_sample
 from fedpsa_strategy.probe import sensitivity as module
 from fedpsa_strategy.probe.sensitivity import sensitivity, trainable_vector
-
-cross_entropy = partial(functional.cross_entropy, reduction="none")
-
-
-def reference(model, inputs, targets, loss_fn=cross_entropy):
-    """The definition: one backward pass per sample, in float64."""
-    model = model.eval()
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    gradients = []
-    for k in range(len(inputs)):
-        loss = loss_fn(model(inputs[k : k + 1]), targets[k : k + 1]).mean()
-        parts = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
-        gradients.append(torch.cat([part.flatten() for part in parts]))
-    gradients = torch.stack(gradients)
-    value = torch.cat([p.detach().flatten() for p in parameters])
-    return (gradients.mean(0) * value - 0.5 * (gradients**2).mean(0) * value**2).abs()
+from support.sensitivities import by_definition
 
 
 class Pooled(nn.Module):
@@ -398,7 +383,7 @@ def assert_close(actual, expected, relative=2e-6):
 def test_known_layers_equal_the_definition(name, path):
     make, shape = HOOKS[name]
     model, batch = made(make), batch_of(shape)
-    assert_close(sensitivity(model, *batch), reference(model, *batch))
+    assert_close(sensitivity(model, *batch), by_definition(model, *batch))
     assert path == ["hooks"]
 
 
@@ -407,7 +392,7 @@ def test_known_layers_equal_the_definition(name, path):
 def test_everything_else_equals_the_definition_too(name, path):
     make, shape = VMAP[name]
     model, batch = made(make), batch_of(shape)
-    assert_close(sensitivity(model, *batch), reference(model, *batch))
+    assert_close(sensitivity(model, *batch), by_definition(model, *batch))
     assert path == ["hooks", "vmap"]
 
 
@@ -416,7 +401,7 @@ def test_embedding(padding_idx, path):
     model = made(lambda: Pooled(padding_idx))
     tokens = torch.randint(11, (8, 20), generator=torch.Generator().manual_seed(2))
     labels = batch_of((1,))[1]
-    expected = reference(model, tokens, labels)
+    expected = by_definition(model, tokens, labels)
     actual = sensitivity(model, tokens, labels)
     assert_close(actual, expected)
     assert path == ["hooks"]
@@ -455,7 +440,7 @@ def test_convolutions_of_any_geometry(
     pool = nn.AdaptiveAvgPool2d(2)
     model = convolutional(convolution, nn.Tanh(), pool, width=8 * groups).double()
     batch = batch_of((channels * groups, width, width + 1), samples)
-    assert_close(sensitivity(model, *batch), reference(model, *batch))
+    assert_close(sensitivity(model, *batch), by_definition(model, *batch))
 
 
 def test_regression_with_several_outputs(path):
@@ -463,11 +448,11 @@ def test_regression_with_several_outputs(path):
     inputs, _ = batch_of((6,))
     targets, _ = batch_of((4,))
     loss_fn = partial(functional.mse_loss, reduction="none")
-    expected = reference(model, inputs, targets, loss_fn)
+    expected = by_definition(model, inputs, targets, loss_fn)
     assert_close(sensitivity(model, inputs, targets, loss_fn), expected)
     assert path == ["hooks"]
     tied_model = made(tied)
-    expected = reference(tied_model, inputs, targets, loss_fn)
+    expected = by_definition(tied_model, inputs, targets, loss_fn)
     assert_close(sensitivity(tied_model, inputs, targets, loss_fn), expected)
 
 
@@ -475,7 +460,7 @@ def test_one_label_per_position():
     model = made(lambda: nn.Conv1d(2, 4, 3, padding=1))
     inputs, _ = batch_of((2, 7))
     targets = torch.randint(4, (8, 7), generator=torch.Generator().manual_seed(1))
-    assert_close(sensitivity(model, inputs, targets), reference(model, inputs, targets))
+    assert_close(sensitivity(model, inputs, targets), by_definition(model, inputs, targets))
 
 
 @pytest.mark.parametrize("frozen", ["0.weight", "0.bias", "2.weight", "2.bias"])
@@ -487,7 +472,7 @@ def test_frozen_parameters_are_left_out(frozen, make):
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
     actual = sensitivity(model, *batch)
     assert len(actual) == trainable
-    assert_close(actual, reference(model, *batch))
+    assert_close(actual, by_definition(model, *batch))
 
 
 def test_nothing_trainable():
@@ -502,7 +487,7 @@ def test_nothing_trainable():
 def test_float32(make):
     shape = next(shape for other, shape in HOOKS.values() if other is make)
     model, (inputs, targets) = made(make), batch_of(shape)
-    expected = reference(model, inputs, targets)
+    expected = by_definition(model, inputs, targets)
     assert_close(sensitivity(model.float(), inputs.float(), targets), expected, relative=1e-3)
 
 
@@ -518,7 +503,7 @@ def test_squares_of_half_precision_gradients_do_not_underflow(make):
 
     actual = sensitivity(model, inputs.half(), inputs, loss_fn)
     assert actual.dtype == torch.float32
-    expected = reference(model.double(), inputs.half().double(), inputs, loss_fn)
+    expected = by_definition(model.double(), inputs.half().double(), inputs, loss_fn)
     assert (actual.double() - expected).norm() < 0.01 * expected.norm()
 
 
@@ -526,7 +511,7 @@ def test_squares_of_half_precision_gradients_do_not_underflow(make):
 def test_bfloat16(make):
     model, (inputs, targets) = made(make).bfloat16(), batch_of((6,))
     actual = sensitivity(model, inputs.bfloat16(), targets)
-    expected = reference(model.double(), inputs.bfloat16().double(), targets)
+    expected = by_definition(model.double(), inputs.bfloat16().double(), targets)
     assert actual.dtype == torch.float32
     assert (actual.double() - expected).norm() < 0.05 * expected.norm()  # it has 8 bits
 
@@ -534,7 +519,7 @@ def test_bfloat16(make):
 @pytest.mark.parametrize("samples", [2, 3])
 def test_a_sequence_as_long_as_a_small_batch(samples, path):
     model, batch = made(SequenceFirst), batch_of((samples, 6), samples)
-    assert_close(sensitivity(model, *batch), reference(model, *batch))
+    assert_close(sensitivity(model, *batch), by_definition(model, *batch))
     assert path == ["hooks", "vmap"]
 
 
@@ -543,7 +528,7 @@ def test_a_sequence_as_long_as_a_small_batch(samples, path):
 def test_small_batches(samples, name, path):
     make, shape = HOOKS[name]
     model, batch = made(make), batch_of(shape, samples)
-    assert_close(sensitivity(model, *batch), reference(model, *batch))
+    assert_close(sensitivity(model, *batch), by_definition(model, *batch))
     assert path == ["hooks"]
 
 
@@ -562,7 +547,7 @@ def test_per_sample_gradients_stay_within_the_memory_limit(make, shape, limit, m
     for user in (per_sample, layer_moments):
         monkeypatch.setattr(user, "added", noted)
     model, batch = made(make), batch_of(shape)
-    assert_close(sensitivity(model, *batch, memory_limit=limit), reference(model, *batch))
+    assert_close(sensitivity(model, *batch, memory_limit=limit), by_definition(model, *batch))
     assert held
     assert all(len(g) == 1 or 4 * g.numel() <= limit for g in held)
     assert limit < 10**9 or all(len(g) == 8 for g in held)
@@ -708,7 +693,7 @@ def test_recurrent_layers(layer, path):
             return self.head(self.recurrent(x)[0][:, -1])
 
     model, batch = made(Recurrent), batch_of((3, 6))
-    assert_close(sensitivity(model, *batch), reference(model, *batch))
+    assert_close(sensitivity(model, *batch), by_definition(model, *batch))
     assert path == ["hooks", "vmap"]
 
 
@@ -734,7 +719,7 @@ def test_trainable_vector_has_the_order_of_the_sensitivity():
 @pytest.mark.parametrize(("make", "shape"), [HOOKS["conv2d"], (Attention, (3, 6))])
 def test_on_a_gpu(make, shape):
     model, batch = made(make), batch_of(shape)
-    expected = reference(model, *batch)
+    expected = by_definition(model, *batch)
     actual = sensitivity(model.cuda(), *batch)
     assert actual.device.type == "cuda"
     assert_close(actual.cpu(), expected)

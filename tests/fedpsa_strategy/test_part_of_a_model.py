@@ -3,17 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from flwr.app import (
-    Array,
-    ArrayRecord,
-    ConfigRecord,
-    Context,
-    Error,
-    Message,
-    MessageType,
-    MetricRecord,
-    RecordDict,
-)
+from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from torch import nn
 from torch.nn import functional
@@ -30,10 +20,10 @@ from fedpsa_strategy import (
 )
 from fedpsa_strategy.probe.probe import ProbeError
 from fedpsa_strategy.probe.state_dicts import fingerprint_of_rest, part_of
-from fedpsa_strategy.server.checkpoint import Checkpointer, CheckpointStore
 from fedpsa_strategy.wire.contract import BASE, DELTA, REPLY_ARRAYS
 from support.grids import ScriptedGrid
-from support.runs import Killed, Recorder, in_train, run, virtual
+from support.messages import node, train_message
+from support.runs import Recorder, in_train, killed_and_resumed, run, virtual
 
 
 class Adapted(nn.Module):
@@ -154,7 +144,7 @@ def test_two_names_of_a_parameter_are_in_or_out_together():
 
 def own_client(base=0, state_fn=None):
     """A client that calls make_reply."""
-    context = Context(1, 1, {}, RecordDict(), {})
+    context = node()
 
     def behaviour(message):
         model = adapted(base, rest=9)
@@ -181,7 +171,7 @@ def ordinary_client(base=0, state_fn=None, mods=None):
         content = {"arrays": arrays_of(model, state_fn), "metrics": metrics}
         return Message(RecordDict(content), reply_to=message)
 
-    return lambda message: app(message, Context(1, 1, {}, RecordDict(), {})).content
+    return lambda message: app(message, node()).content
 
 
 def go(behaviour, *, state_fn=None, method=FedPSA, versions=6, listeners=(), **kwargs):
@@ -247,25 +237,17 @@ def test_with_either_client_and_either_names_it_is_the_same_run():
 
 
 def test_a_resumed_run_ends_in_the_same_bits(tmp_path):
-    def attempt(name, resume=None, die_after=10**9):
-        answered, honest = [], own_client()
+    model = adapted(rest=4)
+    sketch_fn = probe_for(model).sketch_fn(adapted(rest=5))
 
-        def behaviour(message):
-            answered.append(1)
-            if len(answered) > die_after:
-                raise Killed
-            return honest(message)
+    def strategy(**options):
+        return FedPSA(sketch_fn=sketch_fn, buffer_size=2, max_in_flight=3, queue_size=4, **options)
 
-        store = CheckpointStore(tmp_path / name)
-        checkpointer = Checkpointer(store, every_versions=1, resume_from=resume)
-        result, _ = go(behaviour, checkpointer=checkpointer)
-        return {key: array.data for key, array in result.arrays.items()}
-
-    with pytest.raises(Killed):
-        attempt("1", die_after=8)
-    saved = CheckpointStore(tmp_path / "1").load_newest()
+    resumed, whole, saved = killed_and_resumed(
+        strategy, own_client, tmp_path, arrays=arrays_of(model)
+    )
+    assert resumed == whole
     assert saved["size"] == 45  # the adapters and the head
-    assert attempt("2", resume=saved) == attempt("3")
 
 
 def test_sketches_are_over_what_is_trained():
@@ -316,10 +298,7 @@ def test_a_base_that_training_moved_is_noticed():
         **sketch_fn.client_config(),
         BASE: sketch_fn.base_fingerprint(arrays),
     }
-    message = Message(
-        RecordDict({"arrays": arrays, "config": ConfigRecord(config)}), 1, MessageType.TRAIN
-    )
-    message.metadata.__dict__["_message_id"] = "m1"
+    message = train_message(arrays, config)
     assert "sketch" in make_reply(message, model, num_examples=1).content["metrics"]
     model(torch.randn(8, 6))
     with pytest.raises(ProbeError, match=r"running_mean.*or to be in eval mode"):
@@ -331,14 +310,12 @@ def test_a_layer_that_is_trained_and_not_sent_has_no_sketch():
     arrays = arrays_of(model)
     sketch_fn = probe_for(model).sketch_fn(model)
     config = {REPLY_ARRAYS: DELTA, **sketch_fn.client_config()}
-    content = RecordDict({"arrays": arrays, "config": ConfigRecord(config)})
-    message = Message(content, 1, MessageType.TRAIN)
-    message.metadata.__dict__["_message_id"] = "m1"
+    message = train_message(arrays, config)
     model.backbone.bias.requires_grad_(True)
     with pytest.raises(ProbeError, match=r"the client trains \['backbone.bias'\]"):
         make_reply(message, model, num_examples=1)
     # Without a sketch it is the client's own affair: layers that each one keeps for itself.
-    content["config"] = ConfigRecord({REPLY_ARRAYS: DELTA})
+    message = train_message(arrays, {REPLY_ARRAYS: DELTA})
     assert make_reply(message, model, num_examples=1).content["arrays"].keys() == TRAINED
 
 
@@ -389,11 +366,7 @@ def test_the_mod_refuses_a_reply_with_other_arrays():
             content = {"arrays": arrays, "metrics": MetricRecord({"num-examples": 1})}
             return Message(RecordDict(content), reply_to=message)
 
-        config = ConfigRecord({REPLY_ARRAYS: DELTA})
-        content = RecordDict({"arrays": arrays_of(adapted()), "config": config})
-        message = Message(content, 1, MessageType.TRAIN)
-        message.metadata.__dict__["_message_id"] = "m1"
-        return app(message, Context(1, 1, {}, RecordDict(), {}))
+        return app(train_message(arrays_of(adapted()), {REPLY_ARRAYS: DELTA}), node())
 
     def less(arrays):
         arrays.pop("up.weight")

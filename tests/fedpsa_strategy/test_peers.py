@@ -234,9 +234,7 @@ def test_fedpac_by_hand_over_three_rounds():
     np.testing.assert_allclose(model, [5.0, 7.0], rtol=1e-5)
     np.testing.assert_allclose(rule.start_for(0)[rule.head], [7.0], rtol=1e-5)
     # Untouched: 0.25·4 + 0.75·8.
-    np.testing.assert_allclose(
-        rule.start_for(1)[rule.head], [7.0], rtol=1e-5
-    )  # untouched: 0.25·4 + 0.75·8
+    np.testing.assert_allclose(rule.start_for(1)[rule.head], [7.0], rtol=1e-5)
     np.testing.assert_allclose(rule.centroids, [[9.0]])
 
     # Round 3: nobody has the class: its centroid stays.
@@ -275,64 +273,3 @@ def test_projection_and_minimum_on_the_simplex():
         for _ in range(50):
             other = rng.dirichlet(np.ones(6))
             assert value <= other @ matrix @ other + 1e-9
-
-
-# --- All ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: FedAvgMethod().make_rule(),
-        lambda: FedAsyncMethod().make_rule(),
-        lambda: ca2fl(6, 3),
-        lambda: FedFaMethod(buffer_size=3).make_rule(),
-        fedpac_rule,
-    ],
-)
-def test_state_dict_round_trip_continues_bit_for_bit(make):
-    rng = np.random.default_rng(0)
-
-    def some(i):
-        return pac_update(
-            rng.normal(size=2),
-            client=i % 4,
-            size=1 + i % 3,
-            counts=[1 + i % 2, 2],
-            centroids=rng.normal(size=(2, 1)),
-            features=rng.normal(size=(2, 1)),
-            variance=abs(rng.normal()),
-            start=rng.normal(size=2),
-        )
-
-    updates = [some(i) for i in range(24)]
-
-    def feed(rule, items, offset=0):
-        for i, item in enumerate(items, offset):
-            rule.add(item)
-            if rule.synchronous and i % 5 == 4:
-                rule.finish_round()
-
-    straight, first, second = started(make()), started(make()), make()
-    feed(straight, updates)
-    feed(first, updates[:13])
-    second.load_state_dict(first.state_dict())
-    feed(second, updates[13:], 13)
-    assert straight.model.tobytes() == second.model.tobytes()
-
-
-@pytest.mark.parametrize(
-    ("make", "name"),
-    [
-        (lambda: FedAsyncMethod(mixing=0.0), "mixing"),
-        (lambda: FedAsyncMethod(mixing=1.5), "mixing"),
-        (lambda: FedAsyncMethod(staleness="linear"), "staleness"),
-        (lambda: FedAsyncMethod(hinge_slope=-1.0), "hinge_slope"),
-        (lambda: CA2FLMethod(buffer_size=0), "buffer_size"),
-        (lambda: CA2FLMethod(server_lr=math.inf), "server_lr"),
-        (lambda: FedFaMethod(buffer_size=0), "buffer_size"),
-    ],
-)
-def test_impossible_parameters_are_refused_by_name(make, name):
-    with pytest.raises(ValueError, match=name):
-        make()

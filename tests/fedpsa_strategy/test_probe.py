@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord
 from torch import nn
 from torch.nn import functional
 
@@ -12,6 +12,7 @@ from fedpsa_strategy.probe.probe import ProbeError
 from fedpsa_strategy.probe.sensitivity import num_trainable
 from fedpsa_strategy.wire.contract import DELTA, MARK, REPLY_ARRAYS, STATES
 from support.grids import ScriptedGrid
+from support.messages import node, train_message
 from support.runs import run, virtual
 
 
@@ -26,17 +27,9 @@ def make_probe(model, **kwargs):
     return Probe.gaussian(model, (2, 3), num_classes=3, size=16, dim=8, **kwargs)
 
 
-def train_message(model, config, **records):
-    content = RecordDict(
-        {
-            "arrays": ArrayRecord(model.state_dict()),
-            "config": ConfigRecord({REPLY_ARRAYS: DELTA, **config}),
-            **records,
-        }
-    )
-    message = Message(content, dst_node_id=1, message_type=MessageType.TRAIN)
-    message.metadata.__dict__["_message_id"] = "m1"
-    return message
+def asked(model, config, **records):
+    arrays = ArrayRecord(model.state_dict())
+    return train_message(arrays, {REPLY_ARRAYS: DELTA, **config}, **records)
 
 
 def trained(model, steps=3):
@@ -84,7 +77,7 @@ def test_server_and_client_sketch_the_same_model_alike():
 def test_the_strategy_tells_clients_what_to_sketch_unless_the_app_does():
     model = small_model()
     probe = make_probe(model)
-    context, told = Context(1, 1, {}, RecordDict(), {}), []
+    context, told = node(), []
 
     def behaviour(message):
         told.append(dict(message.content["config"]))
@@ -150,7 +143,7 @@ def test_reply_carries_the_update_new_integers_and_the_sketch_of_what_the_server
     probe = make_probe(model)
     after = trained(model)
     reply = make_reply(
-        train_message(model, probe.config()), after, num_examples=8, metrics={"train-loss": 0.25}
+        asked(model, probe.config()), after, num_examples=8, metrics={"train-loss": 0.25}
     )
     before = model.state_dict()
     delta = reply.content["arrays"].to_torch_state_dict()
@@ -173,7 +166,7 @@ def test_reply_carries_the_update_new_integers_and_the_sketch_of_what_the_server
 
 def test_reply_without_a_probe_in_the_config_has_no_sketch():
     model = small_model()
-    reply = make_reply(train_message(model, {"lr": 0.1}), trained(model), num_examples=1)
+    reply = make_reply(asked(model, {"lr": 0.1}), trained(model), num_examples=1)
     assert "sketch" not in reply.content["metrics"]
 
 
@@ -197,7 +190,7 @@ def test_the_model_holds_afterwards_what_the_server_will_see(update_dtype):
     start = {key: value.clone() for key, value in model.state_dict().items()}
     probe = Probe.gaussian(model, (3,), num_classes=3, signal="parameters")
     config = probe.config() | {"update-dtype": update_dtype}
-    sent = make_reply(train_message(model, config), after, num_examples=1).content["arrays"]
+    sent = make_reply(asked(model, config), after, num_examples=1).content["arrays"]
     assert sent["first.weight"].data == sent["second.weight"].data
     assert sent["scale"].shape == ()
     for key, value in after.state_dict().items():
@@ -212,7 +205,7 @@ def test_the_model_holds_afterwards_what_the_server_will_see(update_dtype):
 @pytest.mark.parametrize("update_dtype", ["float32", "float16", "bfloat16"])
 def test_a_model_that_diverged_is_sent_as_it_is(update_dtype):
     model = small_model()
-    message = train_message(model, make_probe(model).config() | {"update-dtype": update_dtype})
+    message = asked(model, make_probe(model).config() | {"update-dtype": update_dtype})
     with torch.no_grad():
         model[1].weight[0] = torch.inf
         model[1].weight[1] = torch.nan
@@ -229,15 +222,15 @@ def test_a_model_that_diverged_is_sent_as_it_is(update_dtype):
 def test_a_calibration_batch_that_was_sent_is_kept_on_the_node():
     model = small_model()
     probe = make_probe(model)
-    context = Context(1, 1, {}, RecordDict(), {})
+    context = node()
     first = make_reply(
-        train_message(model, probe.config("arrays"), calibration=probe.arrays()),
+        asked(model, probe.config("arrays"), calibration=probe.arrays()),
         trained(model),
         num_examples=1,
         context=context,
     )
     second = make_reply(
-        train_message(model, probe.config("arrays")),
+        asked(model, probe.config("arrays")),
         trained(model),
         num_examples=1,
         context=context,
@@ -245,10 +238,10 @@ def test_a_calibration_batch_that_was_sent_is_kept_on_the_node():
     assert first.content["metrics"]["sketch"] == second.content["metrics"]["sketch"]
     with pytest.raises(ProbeError, match="not cached"):
         make_reply(
-            train_message(model, probe.config("arrays")),
+            asked(model, probe.config("arrays")),
             trained(model),
             num_examples=1,
-            context=Context(1, 1, {}, RecordDict(), {}),
+            context=node(),
         )
 
 
@@ -264,7 +257,7 @@ def test_the_probe_works_on_a_gpu():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 def test_a_model_on_a_gpu_is_answered_with_the_same_update():
     model = small_model()
-    message = train_message(model, make_probe(model).config())
+    message = asked(model, make_probe(model).config())
     here, there = trained(model), trained(model).cuda()
     replies = [make_reply(message, after, num_examples=1) for after in (here, there)]
     first, second = (reply.content["arrays"] for reply in replies)

@@ -3,23 +3,18 @@
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import Array, ArrayRecord
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from fedpsa_strategy import FedBuff, FedPSA, Probe, make_reply
+from fedpsa_strategy import make_reply
 from fedpsa_strategy.errors import InvalidReplyError
-from fedpsa_strategy.probe.state_dicts import arrays_of, load_arrays
-from fedpsa_strategy.server.checkpoint import Checkpointer, CheckpointStore
-from fedpsa_strategy.server.options import Training
 from fedpsa_strategy.wire.contract import DELTA, MARK, REPLY_ARRAYS
 from fedpsa_strategy.wire.layout import Layout
 from fedpsa_strategy.wire.quantise import BITS, BLOCK, pack, packed_size, unpack
 from fedpsa_strategy.wire.replies import read_train_reply
-from support.clients import model, trained_reply
-from support.grids import ScriptedGrid
-from support.runs import Killed, Recorder, run, virtual
+from support.messages import train_message
 
 FLOATS = st.floats(-(2.0**100), 2.0**100, width=32, allow_subnormal=False)
 EXPECTED_8 = "81838487898b8c8f91939496989a9c9ea0a2a4a6a8aaacaeb0b2b4b6b8babcbd"
@@ -100,21 +95,14 @@ def test_what_is_not_finite_stays_so(bits, bad):
 # --- From a client to the server ---------------------------------------------------------------
 
 
-def train_message(arrays, **config):
-    config = ConfigRecord({REPLY_ARRAYS: DELTA, "seed": 3, **config})
-    content = RecordDict({"arrays": arrays, "config": config})
-    message = Message(content, dst_node_id=1, message_type=MessageType.TRAIN)
-    message.metadata.__dict__["_message_id"] = "m1"
-    return message
-
-
 def a_reply(update_dtype, width=100):
     torch.manual_seed(0)
     before, after = torch.nn.Linear(width, 50), torch.nn.Linear(width, 50)
     arrays = ArrayRecord(before.state_dict())
     layout = Layout(arrays)
     exact = layout.read(ArrayRecord(after.state_dict()))[0] - layout.read(arrays)[0]
-    message = train_message(arrays, **{"update-dtype": update_dtype})
+    config = {REPLY_ARRAYS: DELTA, "seed": 3, "update-dtype": update_dtype}
+    message = train_message(arrays, config)
     return layout, layout.read(arrays), exact, make_reply(message, after, num_examples=3)
 
 
@@ -188,67 +176,3 @@ def test_whatever_the_bytes_they_are_numbers_or_refused(data):
     except InvalidReplyError:
         return
     assert out.shape == (300,)
-
-
-# --- In a run ----------------------------------------------------------------------------------
-
-
-@formats
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_models_of_other_formats_pass_audits_too(dtype, update_dtype):
-    def made():
-        return model().to(dtype)
-
-    def behaviour(message):
-        local = made()
-        load_arrays(local, message.content["arrays"])
-        torch.manual_seed(message.content["config"]["seed"] % 2**32)
-        with torch.no_grad():
-            for parameter in local.parameters():
-                parameter += 0.05 * torch.randn_like(parameter)
-        return make_reply(message, local, num_examples=8).content
-
-    probe = Probe.gaussian(made(), (5,), num_classes=3, size=16)
-    recorder = Recorder()
-    strategy = FedPSA(
-        sketch_fn=probe.sketch_fn(made()),
-        buffer_size=2,
-        max_in_flight=2,
-        audit_fraction=1.0,
-        audit_tolerance=1e-6,
-        training=Training(update_dtype=update_dtype),
-        listeners=[recorder],
-        **virtual(4),
-    )
-    grid = ScriptedGrid(4, behaviour)
-    run(strategy, grid, num_versions=3, arrays=arrays_of(made()), config=probe.config())
-    assert len(recorder.of("upload")) == 6
-    assert not recorder.of("reject")
-
-
-@formats
-def test_a_resumed_run_ends_in_the_same_bits(update_dtype, tmp_path):
-    def go(store=None, resume=None, die_after=10**9):
-        answered = []
-
-        def behaviour(message):
-            answered.append(message)
-            if len(answered) > die_after:
-                raise Killed
-            return trained_reply(message).content
-
-        strategy = FedBuff(
-            buffer_size=2,
-            max_in_flight=3,
-            training=Training(update_dtype=update_dtype),
-            checkpointer=Checkpointer(store, every_versions=1, resume_from=resume),
-            **virtual(5),
-        )
-        arrays = ArrayRecord(model().state_dict())
-        result = run(strategy, ScriptedGrid(5, behaviour), num_versions=6, arrays=arrays)
-        return {key: array.data for key, array in result.arrays.items()}
-
-    store = CheckpointStore(tmp_path)
-    with pytest.raises(Killed):
-        go(store, die_after=8)
-    assert go(resume=store.load_newest()) == go()

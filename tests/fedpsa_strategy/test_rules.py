@@ -7,7 +7,10 @@ import numpy as np
 import pytest
 
 from fedpsa_strategy.methods.base import Given, blocks, effective_number, weighted_step
+from fedpsa_strategy.methods.ca2fl import CA2FLMethod
+from fedpsa_strategy.methods.fedasync import FedAsyncMethod
 from fedpsa_strategy.methods.fedbuff import FedBuffMethod
+from fedpsa_strategy.methods.fedfa import FedFaMethod
 from fedpsa_strategy.methods.fedpsa import FedPSAMethod, cosine, softmax
 from fedpsa_strategy.methods.thermometer import Thermometer
 from support.updates import ZERO, make_update
@@ -159,28 +162,6 @@ def test_effective_number_of_one_dominant_weight_is_one():
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: psa(buffer_size=3, queue_size=4), lambda: FedBuffMethod().make_rule()]
-)
-def test_state_dict_round_trip_continues_bit_for_bit(make):
-    rng = np.random.default_rng(0)
-    updates = [
-        make_update(rng.normal(size=2), sketch=rng.normal(size=2).tolist(), staleness=i % 4)
-        for i in range(20)
-    ]
-    straight, first, second = make(), make(), make()
-    for rule in (straight, first):
-        rule.start(ZERO)
-    for item in updates[:8]:
-        straight.add(item)
-        first.add(item)
-    second.load_state_dict(first.state_dict())
-    for item in updates[8:]:
-        expected, found = straight.add(item), second.add(item)
-        assert (expected is None) == (found is None)
-    assert straight.model.tobytes() == second.model.tobytes()
-
-
-@pytest.mark.parametrize(
     ("make", "name"),
     [
         (lambda: psa(buffer_size=0), "buffer_size"),
@@ -191,6 +172,13 @@ def test_state_dict_round_trip_continues_bit_for_bit(make):
         (lambda: FedBuffMethod(buffer_size=0), "buffer_size"),
         (lambda: FedBuffMethod(server_lr=0.0), "server_lr"),
         (lambda: FedBuffMethod(staleness_exponent=-0.5), "staleness_exponent"),
+        (lambda: FedAsyncMethod(mixing=0.0), "mixing"),
+        (lambda: FedAsyncMethod(mixing=1.5), "mixing"),
+        (lambda: FedAsyncMethod(staleness="linear"), "staleness"),
+        (lambda: FedAsyncMethod(hinge_slope=-1.0), "hinge_slope"),
+        (lambda: CA2FLMethod(buffer_size=0), "buffer_size"),
+        (lambda: CA2FLMethod(server_lr=math.inf), "server_lr"),
+        (lambda: FedFaMethod(buffer_size=0), "buffer_size"),
     ],
 )
 def test_impossible_parameters_are_refused_by_name(make, name):

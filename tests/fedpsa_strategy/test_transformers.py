@@ -5,6 +5,7 @@ import torch
 from torch.nn import functional
 
 from fedpsa_strategy import Probe, arrays_of, sensitivity
+from support.sensitivities import by_definition
 from task.torchvision_import import import_torchvision_datasets
 
 import_torchvision_datasets()  # which transformers imports; works beside any build of torch
@@ -56,15 +57,7 @@ def test_their_sensitivities_are_those_of_the_definition(name, dtype):
     model = make().to(dtype)
     probe = Probe.gaussian(model, size=4, loss_fn=loss_fn, **arguments)
     x, y = probe.calibration.tensors("cpu", dtype)
-    parameters = list(model.eval().parameters())
-    rows = []
-    for k in range(len(x)):
-        loss = loss_fn(model(x[k : k + 1]), y[k : k + 1]).sum()
-        parts = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
-        rows.append(torch.cat([part.flatten().float() for part in parts]))
-    gradients = torch.stack(rows)
-    value = torch.cat([p.detach().flatten().float() for p in parameters])
-    expected = (gradients.mean(0) * value - 0.5 * gradients.square().mean(0) * value**2).abs()
+    expected = by_definition(model, x, y, loss_fn).float()
     error = (sensitivity(model, x, y, loss_fn) - expected).norm() / expected.norm()
     assert error < (1e-5 if dtype == torch.float32 else 0.05)
     assert probe.sketch_fn(make().to(dtype))(arrays_of(model)) == probe(model)

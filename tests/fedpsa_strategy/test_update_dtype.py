@@ -1,15 +1,12 @@
 """Updates in fewer bytes: what arrives is what was sent, and what does not fit is refused."""
 
-from itertools import count
-
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import ArrayRecord
 
-from fedpsa_strategy import FedBuff, FedPSA, Probe, make_reply
+from fedpsa_strategy import FedPSA, Probe, make_reply
 from fedpsa_strategy.errors import InvalidReplyError
-from fedpsa_strategy.server.checkpoint import Checkpointer, CheckpointStore
 from fedpsa_strategy.server.options import Failures, Training
 from fedpsa_strategy.wire.contract import DELTA, REPLY_ARRAYS, STATES
 from fedpsa_strategy.wire.layout import Layout
@@ -17,8 +14,9 @@ from fedpsa_strategy.wire.replies import read_train_reply
 from fedpsa_strategy.wire.update_dtype import UPDATE_DTYPES, decode
 from server_app.settings import Settings
 from support.clients import model, trained_reply
-from support.grids import ScriptedGrid, model_arrays, update
-from support.runs import Killed, Recorder, run, virtual
+from support.grids import ScriptedGrid, model_arrays
+from support.messages import train_message
+from support.runs import Recorder, run, virtual
 
 HALVES = ("float16", "bfloat16")
 PRECISION = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
@@ -37,14 +35,8 @@ class WithCounter(torch.nn.Module):
 
 
 def reply_to(before, after, **config):
-    content = RecordDict(
-        {
-            "arrays": ArrayRecord(before.state_dict()),
-            "config": ConfigRecord({REPLY_ARRAYS: DELTA, **config}),
-        }
-    )
-    message = Message(content, dst_node_id=1, message_type=MessageType.TRAIN)
-    message.metadata.__dict__["_message_id"] = "m1"
+    arrays = ArrayRecord(before.state_dict())
+    message = train_message(arrays, {REPLY_ARRAYS: DELTA, **config})
     return make_reply(message, after, num_examples=3)
 
 
@@ -162,43 +154,6 @@ def test_an_update_beyond_float16_is_refused_and_one_within_bfloat16_counts():
         audited("float16", scale=1e5)
     _, recorder = audited("bfloat16", scale=1e5)
     assert not recorder.of("reject")
-
-
-def halved(message, update_dtype):
-    """A deterministic client that sends what it is asked for."""
-    assert message.content["config"]["update-dtype"] == update_dtype
-    seed = message.content["config"]["seed"] % 2**32
-    delta = torch.randn(2, generator=torch.Generator().manual_seed(seed))
-    rounded = delta.to(getattr(torch, update_dtype))
-    content = update(sketch=None)
-    wire = rounded if update_dtype == "float16" else rounded.view(torch.uint16)
-    content["arrays"] = ArrayRecord({"w": Array(wire.numpy())})
-    return content
-
-
-@pytest.mark.parametrize("update_dtype", HALVES)
-def test_a_resumed_run_ends_in_the_same_bits(update_dtype, tmp_path):
-    def go(store=None, resume=None, die_after=10**9):
-        answered = count(1)
-
-        def behaviour(message):
-            if next(answered) > die_after:
-                raise Killed
-            return halved(message, update_dtype)
-
-        strategy = FedBuff(
-            buffer_size=2,
-            max_in_flight=3,
-            training=Training(update_dtype=update_dtype),
-            checkpointer=Checkpointer(store, every_versions=1, resume_from=resume),
-            **virtual(5),
-        )
-        return run(strategy, ScriptedGrid(5, behaviour), num_versions=6).arrays["w"].data
-
-    store = CheckpointStore(tmp_path)
-    with pytest.raises(Killed):
-        go(store, die_after=8)
-    assert go(resume=store.load_newest()) == go()
 
 
 def test_a_run_of_before_the_setting_may_be_resumed_but_not_in_another_format():

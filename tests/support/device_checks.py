@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from torch import nn
 
 from client_app import app as client_app
@@ -20,6 +20,7 @@ from fedpsa_strategy.wire.contract import DELTA, REPLY_ARRAYS
 from server_app.alignment import Alignment
 from server_app.build import build_experiment
 from server_app.settings import Settings
+from support.messages import delivered, node, train_message
 from support.pseudo_device import NAME, MixedDevicesError, install
 from task.hardware import resolve_device
 from task.models import make_model
@@ -194,20 +195,13 @@ def test_calibration_and_probe():
 # --- Replies -----------------------------------------------------------------------------------
 
 
-def train_message(model, **config):
-    config = ConfigRecord({REPLY_ARRAYS: DELTA, "seed": 3, **config})
-    content = RecordDict({"arrays": ArrayRecord(model.state_dict()), "config": config})
-    message = Message(content, dst_node_id=1, message_type=MessageType.TRAIN)
-    message.metadata.__dict__["_message_id"] = "m1"
-    return message
-
-
 @pytest.mark.parametrize("update_dtype", ["float32", "float16", "bfloat16", "int8", "int4"])
 def test_reply_and_mod(update_dtype):
     torch.manual_seed(0)
     start, trained = Net(), Net()
     probe = Probe.gaussian(start, (1, 8, 8), num_classes=10, size=16)
-    message = train_message(start, **probe.config(), **{"update-dtype": update_dtype})
+    config = {REPLY_ARRAYS: DELTA, "seed": 3, "update-dtype": update_dtype, **probe.config()}
+    message = train_message(ArrayRecord(start.state_dict()), config)
     replies = [
         make_reply(message, model, num_examples=8)
         for model in (copy.deepcopy(trained), on_device(trained))
@@ -228,7 +222,7 @@ def test_reply_and_mod(update_dtype):
         return Message(content, reply_to=message)
 
     mod = fedpsa_mod(lambda: on_device(Net()))
-    replies.append(mod(message, Context(1, 1, {}, RecordDict(), {}), app))
+    replies.append(mod(message, node(), app))
     expected = replies[0].content
     for reply in replies[1:]:
         assert reply.content["metrics"]["sketch"] == expected["metrics"]["sketch"]
@@ -242,15 +236,12 @@ def test_reply_and_mod(update_dtype):
 
 def context(cache, **settings):
     values = {"num_clients": 4, "cache_dir": str(cache), "device": "auto"} | settings
-    node = {"partition-id": 1, "num-partitions": 4}
-    return Context(1, 1, node, RecordDict(), Settings(**values).to_run_config())
+    return node({"partition-id": 1, "num-partitions": 4}, Settings(**values).to_run_config())
 
 
 def call(kind, context, arrays, config, **records):
     content = RecordDict({"arrays": arrays, "config": ConfigRecord(config), **records})
-    message = Message(content, dst_node_id=1, message_type=kind)
-    message.metadata.__dict__["_message_id"] = "m1"
-    return client_app.app(message, context)
+    return client_app.app(delivered(content, kind), context)
 
 
 CONFIG = {"lr": 0.1, "local-epochs": 1, "batch-size": 16, "seed": 3, "version": 0}

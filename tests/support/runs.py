@@ -1,10 +1,16 @@
 """A strategy run on a scripted grid in fake time, and what listens to it."""
 
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+
+import pytest
 from flwr.app import ConfigRecord, MessageType, MetricRecord
 
 from fedpsa_strategy import UniformLatency, VirtualClock, WallClock
+from fedpsa_strategy.server.checkpoint import Checkpointer, CheckpointStore
 from fedpsa_strategy.server.loop import AsyncLoop
-from support.grids import model_arrays
+from support.grids import Behaviour, ScriptedGrid, model_arrays
 
 
 def run(
@@ -68,3 +74,31 @@ def counting_evaluation(accuracy=lambda version: 0.01 * version):
 
 class Killed(BaseException):
     """The server's process is gone."""
+
+
+def killed_and_resumed(
+    strategy, client: Callable[[], Behaviour], folder: Path, *, arrays=None, num_versions=6
+):
+    """Return the models of a run that was killed and resumed and of a whole one; what was saved.
+
+    `strategy` is called with a checkpointer and a virtual clock of five clients, and `client` once
+    for each run, as processes have no memory in common.
+    """
+
+    def go(checkpointer, die_after=10**9):
+        behaviour, answered = client(), count(1)
+
+        def dying(message):
+            if next(answered) > die_after:
+                raise Killed
+            return behaviour(message)
+
+        made = strategy(checkpointer=checkpointer, **virtual(5))
+        result = run(made, ScriptedGrid(5, dying), num_versions=num_versions, arrays=arrays)
+        return {key: array.data for key, array in result.arrays.items()}
+
+    store = CheckpointStore(folder)
+    with pytest.raises(Killed):
+        go(Checkpointer(store, every_versions=1), die_after=8)
+    saved = store.load_newest()
+    return go(Checkpointer(resume_from=saved)), go(Checkpointer()), saved

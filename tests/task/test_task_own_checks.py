@@ -5,13 +5,14 @@ import types
 
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, MessageType, RecordDict
 from torch import nn
 from torch.nn import functional
 
 from client_app.app import app
 from server_app.build import build_experiment
 from server_app.settings import Settings
+from support.messages import delivered, node
 from task.errors import TaskError
 from task.own_checks import check_cross_entropy, check_own_task
 from task.tasks import find_task
@@ -234,9 +235,7 @@ def test_a_client_refuses_its_own_data(task, kind):
     def send():
         arrays = ArrayRecord(nn.Linear(5, 3).state_dict())
         content = RecordDict({"arrays": arrays, "config": ConfigRecord(config)})
-        message = Message(content, dst_node_id=1, message_type=kind)
-        message.metadata.__dict__["_message_id"] = "m1"
-        return app(message, Context(1, 1, {}, RecordDict(), run_config))
+        return app(delivered(content, kind), node(run_config=run_config))
 
     assert send().content["metrics"]["num-examples"] == N
     task.train_data = lambda node_config: (X, LABELS - 1)
