@@ -1,6 +1,7 @@
 """The peers' rules against sequences worked out by hand, their known traps included."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from fedpsa_strategy.methods.base import Given, Update
 from fedpsa_strategy.methods.ca2fl import CA2FLMethod
 from fedpsa_strategy.methods.fedasync import FedAsyncMethod
 from fedpsa_strategy.methods.fedavg import FedAvgMethod
+from fedpsa_strategy.methods.fedbuff import FedBuffMethod
 from fedpsa_strategy.methods.fedfa import FedFaMethod
 from fedpsa_strategy.methods.fedpac import (
     FedPACMethod,
@@ -17,6 +19,7 @@ from fedpsa_strategy.methods.fedpac import (
     minimise_on_simplex,
     project_on_simplex,
 )
+from fedpsa_strategy.methods.fedpsa import FedPSAMethod
 from fedpsa_strategy.methods.mapped_memory import MappedMemory
 from support.updates import ZERO, make_update
 
@@ -273,3 +276,55 @@ def test_projection_and_minimum_on_the_simplex():
         for _ in range(50):
             other = rng.dirichlet(np.ones(6))
             assert value <= other @ matrix @ other + 1e-9
+
+
+# --- All ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: FedPSAMethod(buffer_size=3, queue_size=4).make_rule(
+            Given(sketch=lambda model: [1, 0])
+        ),
+        lambda: FedBuffMethod().make_rule(),
+        lambda: FedAvgMethod().make_rule(),
+        lambda: FedAsyncMethod().make_rule(),
+        lambda: ca2fl(6, 3),
+        lambda: FedFaMethod(buffer_size=3).make_rule(),
+        fedpac_rule,
+    ],
+)
+def test_state_dict_round_trip_continues_bit_for_bit(make):
+    """Also in the middle of a buffer, where a run that is stopped is saved."""
+    rng = np.random.default_rng(0)
+
+    def some(i):
+        return pac_update(
+            rng.normal(size=2),
+            client=i % 4,
+            size=1 + i % 3,
+            counts=[1 + i % 2, 2],
+            centroids=rng.normal(size=(2, 1)),
+            features=rng.normal(size=(2, 1)),
+            variance=abs(rng.normal()),
+            start=rng.normal(size=2),
+        )
+
+    updates = [
+        replace(some(i), staleness=i % 4, metrics={"sketch": rng.normal(size=2).tolist()})
+        for i in range(24)
+    ]
+
+    def feed(rule, items, offset=0):
+        for i, item in enumerate(items, offset):
+            rule.add(item)
+            if rule.synchronous and i % 5 == 4:
+                rule.finish_round()
+
+    straight, first, second = started(make()), started(make()), make()
+    feed(straight, updates)
+    feed(first, updates[:13])
+    second.load_state_dict(first.state_dict())
+    feed(second, updates[13:], 13)
+    assert straight.model.tobytes() == second.model.tobytes()
