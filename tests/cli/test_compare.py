@@ -9,9 +9,9 @@ from flwr.app import Array, ArrayRecord
 
 from fedpsa_strategy import compare, load
 from fedpsa_strategy.cli.main import main
-from fedpsa_strategy.server.events import Evaluated, RunEnded
 from fedpsa_strategy.watch import RunLog
 from fedpsa_strategy.watch.runs import NotARunError
+from support.events import ended, evaluated
 
 
 @pytest.fixture(autouse=True)
@@ -22,13 +22,9 @@ def _no_pandas(monkeypatch):
 def make_run(folder, accuracies, *, measure="accuracy", end=True, **config):
     with RunLog(folder, {"strategy": "FedBuff", "dataset": "mine", **config}) as log:
         for time, value in enumerate(accuracies):
-            metrics = {measure: value}
-            event = Evaluated(
-                time=float(time), version=time, uploads=time, where="server", metrics=metrics
-            )
-            log(event)
+            log(evaluated(float(time), version=time, uploads=time, **{measure: value}))
         if end:
-            log(RunEnded(time=9.0, version=2, uploads=2, rejected=0, reason="it is over"))
+            log(ended(9.0, version=2, uploads=2))
         log.write_model(ArrayRecord({"w": Array(np.arange(3.0))}))
     return folder
 

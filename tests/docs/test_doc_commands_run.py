@@ -11,7 +11,6 @@ import re
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import time
 import tomllib
@@ -22,6 +21,7 @@ import numpy as np
 import pytest
 
 from simulation.engines.flower.process_table import end_processes, find_launched
+from simulation.environment import free_port
 from support.doc_commands import ROOT, commands
 from support.doc_coverage import AFTER_SCALED, HERE, SCALE, SCALED
 
@@ -101,11 +101,6 @@ def wait_for(shell, pattern):
         assert time.monotonic() < give_up, output(shell)[-4000:]
         time.sleep(0.2)
     return found
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 def block(page, beginning, **replacements):

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from support.doc_commands import PAGES
+from support.events import rejected
 
 OF_RAY = ("The current node timed out during startup",)
 DOCS = Path(__file__).parents[2] / "docs"
@@ -34,18 +35,13 @@ def test_the_examples_of_the_first_pages_work(tmp_path, monkeypatch):
 
 
 def test_the_example_of_a_listener_tells():
-    from fedpsa_strategy.server.events import Rejected
-
     (code,) = code_blocks("WATCHING.md", "python")
     names = {}
     exec(code, names)
     told = []
     listen = names["TooManyRejections"](told.append)
     for client in (1, 2, 2, 1, 2, 2):
-        reason = f"client {client} is broken"
-        listen(
-            Rejected(time=0.0, sequence=0, client=client, node_id=client, version=0, reason=reason)
-        )
+        listen(rejected(client=client, reason=f"client {client} is broken"))
     assert told == ["client 2: client 2 is broken"]
     assert isinstance(names["strategy"].listeners[0], names["TooManyRejections"])
 

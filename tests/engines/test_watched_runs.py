@@ -1,21 +1,16 @@
 """Runs of the app that MLflow, W&B and Prometheus follow, and one that is resumed."""
 
 import json
-import socket
 import threading
 import urllib.request
 
 import pytest
 
 from simulation.engines.local.run import run_locally
+from simulation.environment import free_port
 from support.engines import ROUNDS, config
 
 pytestmark = pytest.mark.engine
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 class Scraper(threading.Thread):

@@ -1,7 +1,5 @@
 """The peers on the loop: rounds, clocks, validation, what travels, and Flower's own FedAvg."""
 
-import time
-
 import flwr.serverapp.strategy
 import numpy as np
 import pytest
@@ -21,7 +19,15 @@ from fedpsa_strategy import (
 )
 from fedpsa_strategy.errors import NotRunningError
 from fedpsa_strategy.server.options import Failures
-from support.grids import FlowersGrid, ScriptedGrid, as_update, model_arrays, statistics, update
+from support.grids import (
+    FlowersGrid,
+    RealTime,
+    ScriptedGrid,
+    as_update,
+    model_arrays,
+    statistics,
+    update,
+)
 from support.runs import Recorder, in_train, run, virtual
 
 
@@ -256,29 +262,10 @@ WRAPPERS = {
 }
 
 
-class RealTime:
-    """Lets `start()` run on a scripted grid."""
-
-    sleep = staticmethod(time.sleep)
-
-    @property
-    def now(self):
-        return time.monotonic()
-
-
-class SynchronousGrid(ScriptedGrid):
-    """Offers what Flower's own loop needs."""
-
-    def send_and_receive(self, messages, *, timeout=None):
-        ids = self.push_messages(messages)
-        self.time.sleep(1)
-        return self.pull_messages(ids)
-
-
 @pytest.mark.parametrize("used_before", [False, True])
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_flowers_privacy_wrappers_are_refused_before_any_message(wrapper, used_before):
-    grid = SynchronousGrid(2, lambda message: update(), time=RealTime())
+    grid = FlowersGrid(2, lambda message: update(), time=RealTime())
     strategy = FedBuff(buffer_size=1, max_in_flight=2)
     if used_before:
         strategy.start(grid, model_arrays(), num_rounds=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -34,6 +35,16 @@ class FakeTime:
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds
+
+
+class RealTime:
+    """For `start()`, which knows no other."""
+
+    sleep = staticmethod(time.sleep)
+
+    @property
+    def now(self) -> float:
+        return time.monotonic()
 
 
 class ScriptedGrid(Grid):

@@ -9,12 +9,11 @@ import sys
 import httpx
 import pytest
 
-from fedpsa_strategy.server.events import Evaluated, Rejected
 from fedpsa_strategy.watch.dashboard import __main__ as command
 from fedpsa_strategy.watch.dashboard.app import is_loopback, make_app
 from fedpsa_strategy.watch.dashboard.library import Library
 from fedpsa_strategy.watch.event_log import EventLog
-from support.events import started, uploaded
+from support.events import evaluated, rejected, started, uploaded
 
 
 @pytest.fixture
@@ -23,9 +22,8 @@ def run(tmp_path):
     path.mkdir(parents=True)
     with EventLog(path / "events.jsonl") as log:
         log(started())
-        log(uploaded(1.0, num_bytes=7))
-        metrics = {"accuracy": 0.5, "loss": 1.0}
-        log(Evaluated(time=2.0, version=1, uploads=1, where="server", metrics=metrics))
+        log(uploaded(1.0, node_id=2**64 - 1, num_bytes=7))
+        log(evaluated(2.0, accuracy=0.5, loss=1.0))
     return path
 
 
@@ -69,7 +67,7 @@ def test_only_news_are_sent(run):
     response = client.get("/api/runs/first", params={"cursor": cursor})
     assert (response.status_code, response.content) == (204, b"")
     with EventLog(run / "events.jsonl") as log:
-        log(Rejected(time=3, sequence=1, client=0, node_id=1, version=0, reason="\ud800 broken"))
+        log(rejected(3.0, reason="\ud800 broken"))
     response = client.get("/api/runs/first", params={"cursor": cursor})
     assert response.json()["rejections"][0]["reason"] == "\ud800 broken"
 

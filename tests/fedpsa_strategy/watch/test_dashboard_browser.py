@@ -17,18 +17,20 @@ from pathlib import Path
 
 import pytest
 
-from fedpsa_strategy.server.events import (
-    Aggregated,
-    Dispatched,
-    Evaluated,
-    NodeJoined,
-    Quarantined,
-    Rejected,
-    Waiting,
-)
+from fedpsa_strategy.server.events import Quarantined, Waiting
 from fedpsa_strategy.watch.event_log import EventLog
 from fedpsa_strategy.watch.run_log import RunLog
-from support.events import started, uploaded
+from support.events import (
+    LAST_NODE,
+    aggregated,
+    dispatched,
+    evaluated,
+    joined,
+    node,
+    rejected,
+    started,
+    uploaded,
+)
 
 ROOT = Path(__file__).parents[3]
 CHROMIUM = next(
@@ -44,7 +46,6 @@ OPTIONS = [
     "--disable-sync",
     "--remote-debugging-port=0",
 ]
-FIRST_NODE = 2**64 - 1000  # JavaScript's numbers cannot tell it from its neighbours
 MARKUP = "<img src=x onerror=alert(1)> no reply"
 
 pytestmark = pytest.mark.skipif(
@@ -192,54 +193,31 @@ class Writer:
         self.log = EventLog(path / "events.jsonl")
         self.uploads = self.version = 0
         if not append:
-            for i in range(6):
-                self.log(
-                    NodeJoined(
-                        time=0, node_id=FIRST_NODE + i, client=i, partition=i, num_examples=1
-                    )
-                )
-            self.log(started(num_clients=6, num_parameters=1234))
+            for client in range(6):
+                self.log(joined(client))
+            self.log(started(num_clients=6))
 
     def write_version(self, accuracy):
         time = 8640.0 * (self.version + 1)
         kappas = [0.25, 0.75]
         for client, kappa in enumerate(kappas):
-            node = {"client": client, "node_id": FIRST_NODE + client, "sequence": self.uploads}
-            self.log(Dispatched(time=time - 50, version=self.version, num_bytes=1300, **node))
+            task = {"sequence": self.uploads, "version": self.version}
+            self.log(dispatched(time - 50, client, num_bytes=1300, **task))
             self.uploads += 1
-            self.log(
-                uploaded(
-                    time,
-                    version=self.version,
-                    staleness=client,
-                    num_bytes=1500,
-                    report={"kappa": kappa, "temperature": 1.5},
-                    **node,
-                )
-            )
+            report = {"kappa": kappa, "temperature": 1.5}
+            self.log(uploaded(time, client, staleness=client, num_bytes=1500, **report, **task))
         self.version += 1
+        now = {"version": self.version, "uploads": self.uploads}
         report = {"weights": [0.375, 0.625], "kappas": kappas, "effective_number": 1.88}
-        self.log(Aggregated(time=time, version=self.version, uploads=self.uploads, report=report))
-        metrics = {"accuracy": accuracy, "loss": 1 - accuracy}
-        self.log(
-            Evaluated(
-                time=time,
-                version=self.version,
-                uploads=self.uploads,
-                where="server",
-                metrics=metrics,
-            )
-        )
+        self.log(aggregated(time, **now, **report))
+        self.log(evaluated(time, accuracy=accuracy, loss=1 - accuracy, **now))
 
     def write_trouble(self):
         time = 8640.0 * self.version
-        node = {"client": 4, "node_id": FIRST_NODE + 4, "sequence": self.uploads}
-        self.log(Rejected(time=time, version=self.version, reason=MARKUP, **node))
-        self.log(
-            Quarantined(time=time, client=4, node_id=FIRST_NODE + 4, failures=3, until=time + 600)
-        )
-        node = {"client": 5, "node_id": FIRST_NODE + 5, "sequence": self.uploads}
-        self.log(Dispatched(time=time, version=self.version, **node))
+        task = {"sequence": self.uploads, "version": self.version}
+        self.log(rejected(time, 4, MARKUP, **task))
+        self.log(Quarantined(time=time, failures=3, until=time + 600, **node(4)))
+        self.log(dispatched(time, 5, num_bytes=0, **task))
 
 
 def test_the_page_shows_the_numbers_of_the_file(serve, page, tmp_path):
@@ -275,9 +253,9 @@ def test_the_page_shows_the_numbers_of_the_file(serve, page, tmp_path):
     assert "6 clients, 2 kept busy" in page.text("subtitle")
 
     busy = page.evaluate("document.querySelector('#busy tbody tr').innerText").split("\t")
-    assert busy[:2] == ["5", str(FIRST_NODE + 5)]
+    assert busy[:2] == ["5", str(LAST_NODE - 5)]
     quarantined = page.evaluate("document.querySelector('#trouble tbody tr').innerText").split("\t")
-    assert (quarantined[0], *quarantined[-2:]) == ("4", MARKUP, str(FIRST_NODE + 4))  # as text
+    assert (quarantined[0], *quarantined[-2:]) == ("4", MARKUP, str(LAST_NODE - 4))  # as text
     assert page.evaluate("document.querySelectorAll('#trouble img').length") == 0
 
 
@@ -328,8 +306,8 @@ def test_an_incomplete_folder_has_honest_empty_states(serve, page, tmp_path):
 
 def test_a_stopped_run_of_another_app_is_named_and_in_real_time(serve, page, tmp_path):
     with RunLog(tmp_path / "run") as log:
-        log(started(num_clients=6))
-        log(Evaluated(time=90.0, version=1, uploads=1, where="server", metrics={"accuracy": 0.5}))
+        log(started())
+        log(evaluated(90.0, accuracy=0.5))
     page.open(serve(tmp_path / "run"))
     page.wait("document.getElementById('status').innerText.includes('stopped: interrupted')")
     assert "virtual day" not in page.evaluate("document.body.innerText").lower()
@@ -368,11 +346,7 @@ def test_runs_are_laid_over_each_other(serve, page, tmp_path):
 def test_a_task_without_accuracy_shows_its_loss(serve, page, tmp_path):
     writer = Writer(tmp_path / "runs" / "regression", task="my_task")
     for step, loss in enumerate((2.5, 0.125, 0.25)):
-        writer.log(
-            Evaluated(
-                time=100.0 * step, version=step, uploads=0, where="server", metrics={"loss": loss}
-            )
-        )
+        writer.log(evaluated(100.0 * step, version=step, uploads=0, loss=loss))
     Writer(tmp_path / "runs" / "other")
     (tmp_path / "runs" / "begun" / "engine-logs").mkdir(parents=True)
     page.open(f"{serve(tmp_path / 'runs')}#run=regression&focus=regression")
@@ -561,7 +535,7 @@ def test_runs_are_sorted_filtered_and_named(serve, page, tmp_path):
 def test_a_finished_run_never_waits_for_more(serve, page, tmp_path):
     for name, full in (("short", True), ("empty", False)):
         with RunLog(tmp_path / name) as log:
-            log(started(num_clients=6))
+            log(started())
             if full:
                 log(uploaded(0.5))
     for name in ("short", "empty"):

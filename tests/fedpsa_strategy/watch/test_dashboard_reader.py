@@ -15,51 +15,24 @@ from fedpsa_strategy.watch.dashboard.state import PageState
 from fedpsa_strategy.watch.event_log import EventLog
 from fedpsa_strategy.watch.runs import NotARunError
 from fedpsa_strategy.watch.tail import Tail
-from support.events import started, uploaded
-
-NODE = 2**64 - 3  # JavaScript's numbers cannot hold it
+from support.events import (
+    LAST_NODE,
+    aggregated,
+    dispatched,
+    ended,
+    evaluated,
+    joined,
+    node,
+    rejected,
+    started,
+    uploaded,
+)
 
 
 def lines_of(*items, wall=1000.0):
     return [
         json.dumps(item.to_dict() | {"wall": wall + item.time}).encode() + b"\n" for item in items
     ]
-
-
-def start(time=0.0, version=0, uploads=0):
-    return started(time, num_parameters=10, version=version, uploads=uploads)
-
-
-def dispatch(time, client, version=0):
-    return events.Dispatched(
-        time=time,
-        sequence=0,
-        client=client,
-        node_id=NODE - client,
-        version=version,
-        num_bytes=40,
-    )
-
-
-def upload(time, client, *, staleness=0, kappa=0.5, temperature=None):
-    report = {"kappa": kappa, "temperature": temperature}
-    return uploaded(time, client=client, node_id=NODE - client, staleness=staleness, report=report)
-
-
-def aggregate(time, version, uploads, weights):
-    report = {"weights": weights, "effective_number": 1.8}
-    return events.Aggregated(time=time, version=version, uploads=uploads, report=report)
-
-
-def evaluate(time, accuracy, where="server"):
-    metrics = {"accuracy": accuracy, "loss": 1.0}
-    return events.Evaluated(time=time, version=1, uploads=2, where=where, metrics=metrics)
-
-
-def reject(time, client, reason="no reply"):
-    return events.Rejected(
-        time=time, sequence=0, client=client, node_id=NODE - client, version=0, reason=reason
-    )
 
 
 def state_of(*items):
@@ -148,27 +121,24 @@ def test_curves_keep_mean_extremes_and_end_however_long_they_get():
 def test_events_add_up():
     state = state_of(
         events.Waiting(time=0.0, reason="1 of 4 nodes connected"),
-        *(
-            events.NodeJoined(time=0, node_id=NODE - i, client=i, partition=i, num_examples=1)
-            for i in range(4)
-        ),
-        start(),
-        evaluate(0.0, 0.125),
-        dispatch(0.0, 0),
-        dispatch(0.0, 1),
-        upload(10.0, 0, staleness=0, kappa=0.5),
-        upload(20.0, 1, staleness=3, kappa=0.75, temperature=2.5),
-        aggregate(20.0, 1, 2, [0.25, 0.75]),
-        evaluate(20.0, 0.75),
-        evaluate(20.0, 0.625),
-        evaluate(20.0, 0.5, where="clients"),
-        dispatch(20.0, 2, version=1),
-        upload(30.0, 3),
-        reject(35.0, 1),
-        events.Quarantined(time=35.0, client=1, node_id=NODE - 1, failures=3, until=99.0),
-        events.NodeLeft(time=40.0, node_id=NODE, client=0),
-        reject(40.0, 0, "left"),
-        events.RunEnded(time=40.0, version=1, uploads=3, rejected=2, reason="enough"),
+        *map(joined, range(4)),
+        started(),
+        evaluated(0.0, accuracy=0.125, loss=1.0),
+        dispatched(0.0, 0),
+        dispatched(0.0, 1),
+        uploaded(10.0, 0, staleness=0, kappa=0.5),
+        uploaded(20.0, 1, staleness=3, kappa=0.75, temperature=2.5),
+        aggregated(20.0, 1, 2, weights=[0.25, 0.75], effective_number=1.8),
+        evaluated(20.0, accuracy=0.75, loss=1.0),
+        evaluated(20.0, accuracy=0.625, loss=1.0),
+        evaluated(20.0, accuracy=0.5, loss=1.0, where="clients"),
+        dispatched(20.0, 2, version=1),
+        uploaded(30.0, 3, kappa=0.5),
+        rejected(35.0, 1),
+        events.Quarantined(time=35.0, client=1, node_id=LAST_NODE - 1, failures=3, until=99.0),
+        events.NodeLeft(time=40.0, node_id=LAST_NODE, client=0),
+        rejected(40.0, 0, "left"),
+        ended(40.0, version=1, uploads=3, rejected=2),
     )
     snapshot = state.snapshot()
     assert state.damaged == 0
@@ -213,32 +183,32 @@ def test_events_add_up():
     assert (rows[2]["since"], rows[2]["version"]) == (20.0, 1)
     assert (rows[1]["until"], rows[1]["failures"]) == (99.0, 3)
     assert rows[1]["reason"] == "no reply"
-    assert rows[1]["node_id"] == str(NODE - 1)
+    assert rows[1]["node_id"] == str(LAST_NODE - 1)
     assert snapshot["clients"]["counts"]["busy"] == 1
     assert snapshot["reasons"] == [("no reply", 1), ("left", 1)]
-    assert snapshot["rejections"][1]["node_id"] == str(NODE - 1)
+    assert snapshot["rejections"][1]["node_id"] == str(LAST_NODE - 1)
 
 
 def test_a_client_has_the_name_of_its_machine():
     joined = [
         events.NodeJoined(
-            time=0.0, node_id=NODE - i, client=i, partition=i, num_examples=1.0, host=host
+            time=0.0, node_id=LAST_NODE - i, client=i, partition=i, num_examples=1.0, host=host
         )
         for i, host in enumerate(["lab-3", ""])
     ]
-    state = state_of(*joined, start(), dispatch(1.0, 0), reject(2.0, 0), reject(3.0, 1))
+    state = state_of(*joined, started(), dispatched(1.0, 0), rejected(2.0, 0), rejected(3.0, 1))
     assert [row["host"] for row in state.snapshot()["clients"]["rows"]] == ["lab-3", ""]
     assert [item["host"] for item in state.snapshot()["rejections"]] == ["", "lab-3"]
 
 
 def test_a_quarantine_ends_with_time():
-    paused = events.Quarantined(time=1.0, client=0, node_id=NODE, failures=3, until=5.0)
+    paused = events.Quarantined(time=1.0, client=0, node_id=LAST_NODE, failures=3, until=5.0)
     state = state_of(paused, events.Waiting(time=5.0, reason="x"))
     assert state.snapshot()["clients"]["counts"] == {"idle": 1}
 
 
 def test_a_reply_without_a_task_is_counted_but_makes_no_client():
-    state = state_of(reject(1.0, -1))
+    state = state_of(rejected(1.0, -1))
     assert state.snapshot()["totals"]["rejected"] == 1
     assert state.clients == {}
 
@@ -267,7 +237,7 @@ def test_a_reply_without_a_task_is_counted_but_makes_no_client():
     ids=range(17),
 )
 def test_damaged_lines_are_counted_and_skipped(line):
-    state = state_of(start(), upload(1.0, 0))
+    state = state_of(started(), uploaded(1.0, 0, kappa=0.5))
     before = state.snapshot()
     state.take(line)
     after = state.snapshot()
@@ -278,24 +248,24 @@ def test_damaged_lines_are_counted_and_skipped(line):
 
 
 def test_every_kind_of_event_changes_what_is_shown():
-    where = {"client": 0, "node_id": NODE}
+    where = node(0)
     items = [
-        events.NodeJoined(time=1.0, partition=0, num_examples=1, **where),
-        start(1.0),
-        dispatch(1.0, 0),
-        upload(1.0, 0),
-        aggregate(1.0, 1, 1, [1.0]),
-        evaluate(1.0, 0.5),
-        reject(1.0, 0),
+        joined(0, 1.0),
+        started(1.0),
+        dispatched(1.0, 0),
+        uploaded(1.0, 0, kappa=0.5),
+        aggregated(1.0, 1, 1, weights=[1.0]),
+        evaluated(1.0, accuracy=0.5, loss=1.0),
+        rejected(1.0, 0),
         events.Resent(time=1.0, sequence=1, version=1, **where),
         events.Overdue(time=1.0, sequence=1, version=1, waited=40.0, limit=30.0, **where),
         events.Quarantined(time=1.0, failures=3, until=5.0, **where),
         events.NodeLeft(time=1.0, **where),
         events.Waiting(time=1.0, reason="nodes"),
-        events.RunEnded(time=1.0, version=1, uploads=1, rejected=1, reason="enough"),
+        ended(1.0, version=1, uploads=1, rejected=1),
     ]
     assert {type(item) for item in items} == set(events.Event.__subclasses__())
-    state = state_of(evaluate(1.0, 0.25))
+    state = state_of(evaluated(1.0, accuracy=0.25, loss=1.0))
     for item, line in zip(items, lines_of(*items), strict=True):
         before = state.snapshot()
         state.take(line)
@@ -314,19 +284,19 @@ def test_what_privacy_is_spent_is_shown():
 
 
 def test_who_is_overdue_is_shown_until_it_answers():
-    where = {"client": 0, "node_id": NODE}
+    where = node(0)
     overdue = events.Overdue(time=50.0, sequence=0, version=0, waited=40.0, limit=30.0, **where)
-    begun = [events.NodeJoined(time=1.0, partition=0, num_examples=1, **where), start(1.0)]
-    state = state_of(*begun, dispatch(10.0, 0), overdue)
+    begun = [joined(0, 1.0), started(1.0)]
+    state = state_of(*begun, dispatched(10.0, 0), overdue)
     clients = state.snapshot()["clients"]
     assert clients["counts"] == {"overdue": 1}
     assert clients["rows"][0]["since"] == 10.0
-    for end in (upload(60.0, 0), reject(60.0, 0)):
+    for end in (uploaded(60.0, 0, kappa=0.5), rejected(60.0, 0)):
         (line,) = lines_of(end)
-        state = state_of(*begun, dispatch(10.0, 0), overdue)
+        state = state_of(*begun, dispatched(10.0, 0), overdue)
         state.take(line)
         assert "overdue" not in state.snapshot()["clients"]["counts"]
-        (line,) = lines_of(dispatch(61.0, 0))
+        (line,) = lines_of(dispatched(61.0, 0))
         state.take(line)
         assert state.snapshot()["clients"]["counts"] == {"busy": 1}
 
@@ -340,7 +310,7 @@ def test_unknown_kinds_and_empty_lines_are_no_damage():
 
 def test_events_without_wall_time_have_no_speed():
     state = PageState()
-    for item in (start(), upload(1.0, 0), upload(2.0, 1)):
+    for item in (started(), uploaded(1.0, 0, kappa=0.5), uploaded(2.0, 1, kappa=0.5)):
         state.take(json.dumps(item.to_dict()).encode())
     snapshot = state.snapshot()
     assert snapshot["elapsed"] is None
@@ -350,18 +320,18 @@ def test_events_without_wall_time_have_no_speed():
 
 def test_a_run_that_goes_on_in_the_same_file_repeats_what_came_after_the_checkpoint():
     state = state_of(
-        start(),
-        evaluate(10.0, 0.5),
-        aggregate(10.0, 1, 2, [0.5, 0.5]),
-        dispatch(10.0, 0),
-        upload(15.0, 1),
-        evaluate(20.0, 0.9),
+        started(),
+        evaluated(10.0, accuracy=0.5, loss=1.0),
+        aggregated(10.0, 1, 2, weights=[0.5, 0.5]),
+        dispatched(10.0, 0),
+        uploaded(15.0, 1, kappa=0.5),
+        evaluated(20.0, accuracy=0.9, loss=1.0),
     )
     resumed = [
         events.Waiting(time=10.0, reason="0 of 4 nodes connected"),
-        start(time=10.0, version=1),
-        upload(15.0, 1),
-        evaluate(20.0, 0.75),
+        started(time=10.0, version=1),
+        uploaded(15.0, 1, kappa=0.5),
+        evaluated(20.0, accuracy=0.75, loss=1.0),
     ]
     for line in lines_of(*resumed, wall=90_000.0):  # the next day
         state.take(line)
@@ -374,31 +344,20 @@ def test_a_run_that_goes_on_in_the_same_file_repeats_what_came_after_the_checkpo
 
 def test_a_resumed_run_has_the_numbers_of_one_that_was_never_interrupted():
     before = [
-        *(
-            events.NodeJoined(time=0, node_id=NODE - i, client=i, partition=i, num_examples=1)
-            for i in range(3)
-        ),
-        start(),
-        dispatch(0.0, 0),
-        dispatch(0.0, 1),
-        upload(5.0, 0, kappa=0.25),
-        dispatch(5.0, 2),
-        reject(8.0, 2),
+        *map(joined, range(3)),
+        started(),
+        dispatched(0.0, 0),
+        dispatched(0.0, 1),
+        uploaded(5.0, 0, kappa=0.25),
+        dispatched(5.0, 2),
+        rejected(8.0, 2),
     ]
     # The next day, on an engine whose nodes have other ids; the file was cut at the checkpoint.
     joins = [
         events.NodeJoined(time=8, node_id=77 + i, client=i, partition=i, num_examples=1)
         for i in range(3)
     ]
-    again = events.RunStarted(
-        time=8.0,
-        num_clients=3,
-        max_in_flight=2,
-        num_parameters=10,
-        version=0,
-        uploads=1,
-        rejected=1,
-    )
+    again = started(8.0, num_clients=3, uploads=1, rejected=1)
     resent = events.Resent(time=8.0, sequence=1, client=1, node_id=78, version=0)
     state = state_of(*before)
     for line in lines_of(*joins, again, resent, wall=90_000.0):
@@ -412,7 +371,9 @@ def test_a_resumed_run_has_the_numbers_of_one_that_was_never_interrupted():
     }
     assert (rows[1]["since"], rows[1]["node_id"]) == (0.0, "78")
     for line in lines_of(
-        upload(10.0, 1, kappa=0.75), aggregate(10.0, 1, 2, [0.4, 0.6]), wall=90_000.0
+        uploaded(10.0, 1, kappa=0.75),
+        aggregated(10.0, 1, 2, weights=[0.4, 0.6]),
+        wall=90_000.0,
     ):
         state.take(line)
     snapshot = state.snapshot()
@@ -426,7 +387,7 @@ def test_a_resumed_run_has_the_numbers_of_one_that_was_never_interrupted():
 
 
 def test_a_run_resumed_in_a_file_of_its_own_knows_what_was_before():
-    state = state_of(start(time=8.0, version=3, uploads=15), upload(10.0, 1))
+    state = state_of(started(time=8.0, version=3, uploads=15), uploaded(10.0, 1, kappa=0.5))
     totals = state.snapshot()["totals"]
     assert (totals["version"], totals["uploads"]) == (3, 16)
     assert totals["uploads_per_second"] == pytest.approx(1 / 2)
@@ -436,13 +397,13 @@ def test_what_the_page_gets_is_bounded():
     state = PageState()
     for i in range(3000):
         for line in lines_of(
-            dispatch(float(i), i),
-            upload(float(i), i, staleness=i),
-            reject(float(i), i, f"{i}" * 99),
+            dispatched(float(i), i),
+            uploaded(float(i), i, staleness=i, kappa=0.5),
+            rejected(float(i), i, f"{i}" * 99),
         ):
             state.take(line)
         if i % 100 == 99:
-            state.take(lines_of(aggregate(float(i), i, i, [0.01] * 100))[0])
+            state.take(lines_of(aggregated(float(i), i, i, weights=[0.01] * 100))[0])
     snapshot = state.snapshot()
     assert len(snapshot["clients"]["rows"]) <= 600
     assert sum(snapshot["clients"]["counts"].values()) == 3000
@@ -466,12 +427,12 @@ def write_run(path, *items, config='strategy = "fedpsa"\nclock = "virtual"\nseed
 
 
 def test_a_snapshot_is_sent_once_until_something_changes(tmp_path):
-    run = Run(write_run(tmp_path / "run", start()))
+    run = Run(write_run(tmp_path / "run", started()))
     first = run.snapshot()
     assert first["status"] == "running"
     assert run.snapshot(first["cursor"]) is None
     with EventLog(run.path / "events.jsonl") as log:
-        log(upload(1.0, 0))
+        log(uploaded(1.0, 0, kappa=0.5))
     second = run.snapshot(first["cursor"])
     assert second["totals"]["uploads"] == 1
     assert run.snapshot(first["cursor"]) is not None
@@ -479,9 +440,13 @@ def test_a_snapshot_is_sent_once_until_something_changes(tmp_path):
 
 
 def test_a_replaced_file_starts_from_nothing(tmp_path):
-    run = Run(write_run(tmp_path / "run", start(), upload(1.0, 0), upload(2.0, 1)))
+    run = Run(
+        write_run(
+            tmp_path / "run", started(), uploaded(1.0, 0, kappa=0.5), uploaded(2.0, 1, kappa=0.5)
+        )
+    )
     assert run.snapshot()["totals"]["uploads"] == 2
-    write_run(tmp_path / "new", start(), upload(1.5, 0))
+    write_run(tmp_path / "new", started(), uploaded(1.5, 0, kappa=0.5))
     (tmp_path / "new/events.jsonl").replace(run.path / "events.jsonl")
     snapshot = run.snapshot()
     assert snapshot["totals"]["uploads"] == 1
@@ -493,7 +458,7 @@ def test_status_follows_events_summary_and_silence(tmp_path):
     run = Run(tmp_path / "run", now=lambda: now)
     run.path.mkdir()
     assert run.head()["status"] == "waiting"
-    write_run(run.path, start())
+    write_run(run.path, started())
     assert run.head()["status"] == "running"
     now += 60
     assert run.head()["status"] == "silent"
@@ -502,7 +467,7 @@ def test_status_follows_events_summary_and_silence(tmp_path):
     assert run.snapshot()["error"] == "disk full"
     now += 60  # resumed: events go on, the summary is that of before
     with EventLog(run.path / "events.jsonl") as log:
-        log(start(5.0, version=1))
+        log(started(5.0, version=1))
     os.utime(run.path / "events.jsonl", (now, now))
     assert run.head()["status"] == "running"
     (run.path / "summary.json").write_text('{"status": "completed", "accuracy": 0.5}')
@@ -527,7 +492,7 @@ def test_status_follows_events_summary_and_silence(tmp_path):
     ],
 )
 def test_damaged_files_do_not_stop_the_dashboard(tmp_path, name, content):
-    run = Run(write_run(tmp_path / "run", start(), upload(1.0, 0)))
+    run = Run(write_run(tmp_path / "run", started(), uploaded(1.0, 0, kappa=0.5)))
     (run.path / name).write_bytes(content)
     json.dumps(run.snapshot(), allow_nan=False)
 
@@ -549,15 +514,18 @@ def test_an_unreadable_events_file_is_reported(tmp_path):
 
 def test_settings_are_texts(tmp_path):
     config = f'clock = "virtual"\nseed = {2**63 - 1}\nthermometer = true\n'
-    snapshot = Run(write_run(tmp_path / "run", start(), config=config)).snapshot()
+    snapshot = Run(write_run(tmp_path / "run", started(), config=config)).snapshot()
     assert snapshot["config"]["seed"] == snapshot["seed"] == "9223372036854775807"
     assert snapshot["config"]["thermometer"] == "true"
 
 
 def test_a_long_run_is_read_once_and_stays_small(tmp_path, monkeypatch):
-    task, reply = dispatch(0.0, 3).to_dict(), upload(0.0, 3, temperature=1.0).to_dict()
-    version = aggregate(0.0, 1, 5, [0.2] * 5).to_dict()
-    items = [start().to_dict() | {"wall": 0.0}]
+    task, reply = (
+        dispatched(0.0, 3).to_dict(),
+        uploaded(0.0, 3, temperature=1.0, kappa=0.5).to_dict(),
+    )
+    version = aggregated(0.0, 1, 5, weights=[0.2] * 5).to_dict()
+    items = [started().to_dict() | {"wall": 0.0}]
     for i in range(1, 27_001):
         moment = {"time": float(i), "wall": i / 30}
         items += [task | moment, reply | moment]
@@ -583,7 +551,11 @@ def test_a_long_run_is_read_once_and_stays_small(tmp_path, monkeypatch):
 def test_reading_stops_after_a_while_and_goes_on_later(tmp_path, monkeypatch):
     monkeypatch.setattr(tail_module, "CHUNK", 4096)
     monkeypatch.setattr("fedpsa_strategy.watch.dashboard.library._PATIENCE", 0.0)
-    run = Run(write_run(tmp_path / "run", start(), *(upload(float(i), 0) for i in range(100))))
+    run = Run(
+        write_run(
+            tmp_path / "run", started(), *(uploaded(float(i), 0, kappa=0.5) for i in range(100))
+        )
+    )
     shares, snapshot = [], run.snapshot()
     while snapshot["unread"]:
         shares.append(snapshot["unread"])
@@ -598,7 +570,7 @@ def test_reading_stops_after_a_while_and_goes_on_later(tmp_path, monkeypatch):
 
 def test_a_folder_of_runs_shows_all_and_those_that_come(tmp_path):
     runs = tmp_path / "runs"
-    write_run(runs / "a", start())
+    write_run(runs / "a", started())
     (runs / "notes").mkdir()
     (runs / "readme.txt").write_text("x")
     library = Library([runs])
@@ -616,7 +588,7 @@ def test_a_folder_of_runs_shows_all_and_those_that_come(tmp_path):
 
 
 def test_names_that_occur_twice_are_numbered(tmp_path):
-    folders = [write_run(tmp_path / parent / "run", start()) for parent in "xyz"]
+    folders = [write_run(tmp_path / parent / "run", started()) for parent in "xyz"]
     runs = Library([*folders, folders[0]]).runs()
     assert {name: run.path for name, run in runs.items()} == {
         "run": folders[0],
@@ -628,7 +600,7 @@ def test_names_that_occur_twice_are_numbered(tmp_path):
 def test_an_empty_folder_is_watched(tmp_path):
     library = Library([tmp_path])
     assert library.runs() == {}
-    write_run(tmp_path / "first", start())
+    write_run(tmp_path / "first", started())
     assert list(library.runs()) == ["first"]
 
 

@@ -13,19 +13,19 @@ from pathlib import Path
 
 import pytest
 
-from fedpsa_strategy.server.events import (
-    Aggregated,
-    Dispatched,
-    Evaluated,
-    NodeJoined,
-    NodeLeft,
-    Overdue,
-    Quarantined,
-    Rejected,
-    RunEnded,
-)
+from fedpsa_strategy.server.events import NodeLeft, Overdue, Quarantined
 from fedpsa_strategy.watch.prometheus import PrometheusMetrics
-from support.events import started, uploaded
+from support.events import (
+    aggregated,
+    dispatched,
+    ended,
+    evaluated,
+    joined,
+    node,
+    rejected,
+    started,
+    uploaded,
+)
 
 pytest.importorskip("prometheus_client")
 
@@ -47,35 +47,29 @@ def scrape(metrics):
     return found
 
 
-def node(client):
-    return {"client": client, "node_id": 2**64 - 1 - client}
-
-
 def run_events(listen):
-    for client in range(3):
-        listen(NodeJoined(time=0, partition=client, num_examples=1, **node(client)))
-    listen(started(version=7))
     task = {"version": 7, "sequence": 0}
-    for client in range(3):
-        listen(Dispatched(time=1.0, num_bytes=1000, **task, **node(client)))
-    listen(
+    for event in (
+        *map(joined, range(3)),
+        started(version=7),
+        *(dispatched(1.0, client, num_bytes=1000, **task) for client in range(3)),
         uploaded(
             2.0,
             staleness=3,
             num_bytes=400,
             metrics={"train-seconds": 2.5, "sensitivity-seconds": 0.02},
-            report={"kappa": 0.8, "temperature": 1.5},
+            kappa=0.8,
+            temperature=1.5,
             **task,
-            **node(0),
-        )
-    )
-    listen(Rejected(time=3.0, reason="the update's norm 12.5 is above 10", **task, **node(1)))
-    listen(Overdue(time=3.0, waited=99.0, limit=9.0, **task, **node(2)))
-    listen(Quarantined(time=3.0, failures=3, until=603.0, **node(1)))
-    listen(Aggregated(time=3.0, version=8, uploads=1, report={"effective_number": 4.5}))
-    metrics = {"accuracy": 0.75, "loss": 0.5}
-    listen(Evaluated(time=3.0, version=8, uploads=1, where="server", metrics=metrics))
-    listen(NodeLeft(time=4.0, **node(2)))
+        ),
+        rejected(3.0, 1, "the update's norm 12.5 is above 10", **task),
+        Overdue(time=3.0, waited=99.0, limit=9.0, **task, **node(2)),
+        Quarantined(time=3.0, failures=3, until=603.0, **node(1)),
+        aggregated(3.0, 8, 1, effective_number=4.5),
+        evaluated(3.0, version=8, accuracy=0.75, loss=0.5),
+        NodeLeft(time=4.0, **node(2)),
+    ):
+        listen(event)
 
 
 def test_a_scrape_says_how_the_run_stands():
@@ -104,7 +98,7 @@ def test_a_scrape_says_how_the_run_stands():
         assert found["fedpsa_effective_number"] == {"": 4.5}
         assert found["fedpsa_client_seconds_sum"] == {"train": 2.5, "sensitivity": 0.02}
         assert found["fedpsa_evaluation"] == {"server,accuracy": 0.75, "server,loss": 0.5}
-        metrics(RunEnded(time=5.0, version=8, uploads=1, rejected=1, reason="done"))
+        metrics(ended(5.0, version=8, uploads=1, rejected=1))
         assert scrape(metrics)["fedpsa_running"] == {"": 0.0}
 
 
@@ -114,7 +108,7 @@ def test_reasons_from_clients_cannot_fill_the_server():
             reason = (
                 f'client error: {"ab"[index % 2]}{chr(0x4E00 + index)} "\n\\ {index} ' + "x" * 900
             )
-            metrics(Rejected(time=0.0, sequence=0, version=0, reason=reason, **node(0)))
+            metrics(rejected(reason=reason))
         found = scrape(metrics)["fedpsa_rejected_total"]
     assert len(found) == 31
     assert found["other reasons"] == 170.0

@@ -4,27 +4,18 @@ import json
 import re
 import stat
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
 
 from fedpsa_strategy import FedBuff
-from fedpsa_strategy.server.events import RunEnded, RunStarted
 from fedpsa_strategy.watch import EventLog, RunLog, StatusLine, read_events
 from fedpsa_strategy.watch.dashboard.library import Library
-from support.grids import ScriptedGrid, model_arrays, update
+from support.events import ended, started
+from support.grids import RealTime, ScriptedGrid, model_arrays, update
 from support.runs import counting_evaluation, run
 
 PAGE = Path(__file__).parents[3] / "docs" / "DROP_IN.md"
-
-
-class RealTime:
-    """For `start`, which knows no other."""
-
-    @property
-    def now(self):
-        return time.monotonic()
 
 
 def example():
@@ -68,13 +59,9 @@ def test_the_listeners_need_neither_settings_nor_a_summary(tmp_path):
     assert (page["status"], page["totals"]["version"], page["config"]) == ("running", 3, {})
 
 
-def started(log):
-    log(RunStarted(time=0.0, num_clients=1, max_in_flight=1, num_parameters=1, version=0))
-
-
 def broken_off(folder, error):
     with RunLog(folder) as log:
-        started(log)
+        log(started())
         raise error
 
 
@@ -91,11 +78,11 @@ def test_how_it_ended_is_in_the_summary(tmp_path):
         broken_off(tmp_path / "b", KeyboardInterrupt())
     assert summary_of(tmp_path / "b")["status"] == "stopped"
     with RunLog(tmp_path / "c") as log:
-        started(log)
+        log(started())
     assert summary_of(tmp_path / "c")["status"] == "stopped"
     with RunLog(tmp_path / "d") as log:
-        started(log)
-        log(RunEnded(time=1.0, version=0, uploads=0, rejected=0, reason="enough"))
+        log(started())
+        log(ended())
     assert summary_of(tmp_path / "d")["status"] == "completed"
     assert "error" not in summary_of(tmp_path / "d")
     shown = {name: item.snapshot() for name, item in Library([tmp_path]).runs().items()}

@@ -2,17 +2,13 @@ import logging
 
 import pytest
 
-from fedpsa_strategy.server.events import Aggregated, Evaluated, Waiting
+from fedpsa_strategy.server.events import Waiting
 from fedpsa_strategy.watch.curve import draw_curves
 from fedpsa_strategy.watch.rate import rate_text
 from fedpsa_strategy.watch.run_state import area_under_curve
 from fedpsa_strategy.watch.status_line import Limits, StatusLine
-from support.events import started, uploaded
+from support.events import aggregated, evaluated, started, uploaded
 from support.grids import FakeTime
-
-
-def upload(time, staleness, kappa):
-    return uploaded(time, staleness=staleness, report={"kappa": kappa, "temperature": 2.5})
 
 
 def test_the_status_line_shows_what_happened_every_few_seconds(caplog):
@@ -20,12 +16,11 @@ def test_the_status_line_shows_what_happened_every_few_seconds(caplog):
     clock = FakeTime()
     status = StatusLine(3.0, True, Limits(versions=4), clock.monotonic)
     status(started())
-    status(upload(8640.0, 1, 0.5))
-    status(upload(8640.0, 2, 0.7))
-    status(Aggregated(time=8640.0, version=1, uploads=2, report={"effective_number": 1.5}))
-    metrics = {"accuracy": 0.625, "loss": 1.0}
+    status(uploaded(8640.0, staleness=1, kappa=0.5, temperature=2.5))
+    status(uploaded(8640.0, staleness=2, kappa=0.7, temperature=2.5))
+    status(aggregated(8640.0, 1, 2, effective_number=1.5))
     clock.now = 4.0
-    status(Evaluated(time=8640.0, version=1, uploads=2, where="server", metrics=metrics))
+    status(evaluated(8640.0, uploads=2, accuracy=0.625, loss=1.0))
     line = caplog.messages[-1]
     for part in (
         "day 0.100",
@@ -41,7 +36,7 @@ def test_the_status_line_shows_what_happened_every_few_seconds(caplog):
     ):
         assert part in line
     lines = len(caplog.messages)
-    status(upload(8650.0, 1, 0.5))
+    status(uploaded(8650.0, staleness=1, kappa=0.5, temperature=2.5))
     assert len(caplog.messages) == lines  # not before the interval is over
     assert status.run.mean("staleness") == pytest.approx(4 / 3)
     assert status.run.mean("effective_number") == 1.5
@@ -52,7 +47,7 @@ def test_a_task_without_accuracy_shows_its_loss():
     status = StatusLine(3.0, True, monotonic=FakeTime().monotonic)
     assert "accuracy -" in status.line()
     for time, loss in ((0.0, 2.0), (60.0, 0.12345)):
-        status(Evaluated(time=time, version=0, uploads=0, where="server", metrics={"loss": loss}))
+        status(evaluated(time, version=0, uploads=0, loss=loss))
     assert "| loss 0.123 |" in status.line()
     assert status.run.losses == [(0.0, 2.0), (60.0, 0.12345)]
     assert status.run.curve == []
@@ -71,13 +66,19 @@ def test_the_time_left_after_a_resume_is_that_of_what_is_left():
     clock = FakeTime()
     status = StatusLine(3.0, True, Limits(versions=100, time=1000.0), clock.monotonic)
     # An hour ago, in another process, of which half the events are lost.
-    status.replay([started(), upload(400.0, 1, 0.5), Aggregated(time=400.0, version=40, uploads=1)])
+    status.replay(
+        [
+            started(),
+            uploaded(400.0),
+            aggregated(400.0, 40, 1),
+        ]
+    )
     status(started(time=500.0, version=50, uploads=7, rejected=3))
     assert (status.run.version, status.run.uploads, status.run.rejected) == (50, 7, 3)
     assert status.seconds_left is None
     assert "? left" in status.line()
     clock.now = 10.0
-    status(Aggregated(time=550.0, version=51, uploads=9))
+    status(aggregated(550.0, 51, 9))
     # 10 s for a version of 50, and for 50 of 500 units of time, which end the run first.
     assert status.seconds_left == pytest.approx(90.0)
     assert "2min left" in status.line()

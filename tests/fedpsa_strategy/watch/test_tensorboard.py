@@ -4,19 +4,14 @@ import sys
 
 import pytest
 
-from fedpsa_strategy.server.events import Aggregated, Evaluated
 from fedpsa_strategy.watch.tensorboard import TensorBoardLog
-from support.events import started, uploaded
+from support.events import aggregated, evaluated, started, uploaded
 from support.grids import FakeTime
 
 needs_tensorboard = pytest.mark.skipif(
     importlib.util.find_spec("tensorboard") is None,
     reason="tensorboard is not installed: pip install -e '.[tensorboard]'",
 )
-
-
-def upload(time, kappa, temperature):
-    return uploaded(time, staleness=3, report={"kappa": kappa, "temperature": temperature})
 
 
 def scalars(path):
@@ -35,14 +30,12 @@ def test_scalars_can_be_read_back_by_time(tmp_path):
     clock = FakeTime()
     with TensorBoardLog(tmp_path, clock.monotonic) as log:
         log(started())
-        log(upload(20.0, 0.5, None))  # no temperature yet
+        log(uploaded(20.0, staleness=3, kappa=0.5, temperature=None))  # no temperature yet
         clock.now = 8.0
-        log(upload(30.4, 0.75, 2.5))
-        log(Aggregated(time=30.4, version=1, uploads=2, report={"effective_number": 1.5}))
-        metrics = {"accuracy": 0.25, "loss": 2.0}
-        log(Evaluated(time=86_400.0, version=1, uploads=2, where="server", metrics=metrics))
-        metrics = {"accuracy": 0.5}
-        log(Evaluated(time=86_401.0, version=1, uploads=2, where="clients", metrics=metrics))
+        log(uploaded(30.4, staleness=3, kappa=0.75, temperature=2.5))
+        log(aggregated(30.4, 1, 2, effective_number=1.5))
+        log(evaluated(86_400.0, accuracy=0.25, loss=2.0))
+        log(evaluated(86_401.0, where="clients", accuracy=0.5))
     assert scalars(tmp_path) == {
         "upload/kappa": [(20, 0.5), (30, 0.75)],
         "upload/temperature": [(30, 2.5)],
@@ -62,7 +55,7 @@ def test_a_resumed_run_takes_the_place_of_what_was_interrupted(tmp_path):
         with TensorBoardLog(tmp_path, clock.monotonic) as log:
             log(first)
             for index, kappa in enumerate(values, start=1):
-                log(upload(first.time + 10.0 * index, kappa, None))
+                log(uploaded(first.time + 10.0 * index, staleness=3, kappa=kappa, temperature=None))
     assert scalars(tmp_path)["upload/kappa"] == [(10, 0.1), (20, 0.2), (30, 0.8), (40, 0.9)]
 
 

@@ -10,18 +10,17 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from fedpsa_strategy.server.events import Aggregated, Evaluated
 from fedpsa_strategy.watch.mlflow import MLflowLog
 from fedpsa_strategy.watch.wandb import WandbLog
-from support.events import started, uploaded
+from support.events import aggregated, evaluated, started, uploaded
 
 
 def run_events(log, offset=0.0):
     log(started(offset, version=int(offset)))
-    log(uploaded(offset + 20.0, staleness=3, report={"kappa": 0.5, "temperature": None}))
-    log(Aggregated(time=offset + 20.0, version=1, uploads=1, report={"effective_number": 1.5}))
-    metrics = {"accuracy": 0.25, "loss": float("nan")}  # what is no number is left out
-    log(Evaluated(time=offset + 30.0, version=1, uploads=1, where="server", metrics=metrics))
+    log(uploaded(offset + 20.0, staleness=3, kappa=0.5))
+    log(aggregated(offset + 20.0, 1, 1, effective_number=1.5))
+    # What is no number is left out.
+    log(evaluated(offset + 30.0, accuracy=0.25, loss=float("nan")))
 
 
 # --- MLflow -------------------------------------------------------------------------------------
