@@ -2,6 +2,9 @@
 
 import os
 import signal
+import time
+import uuid
+from pathlib import Path
 
 import pytest
 
@@ -35,3 +38,31 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def marked(monkeypatch):
+    """Mark all processes that a test starts; at its end none of them may be alive."""
+    from simulation.engines.flower.process_table import pids_with_variable
+
+    name, value = "FEDPSA_TEST_MARK", uuid.uuid4().hex
+    monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[1]))
+
+    def alive():
+        return pids_with_variable(name, value) - {os.getpid()}
+
+    yield alive
+    # A guard whose launcher was killed needs a moment.
+    deadline = time.monotonic() + 15
+    while alive() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not alive()
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory):
+    """Return the library's wheel."""
+    from support.wheel import build_wheel
+
+    return build_wheel(tmp_path_factory.mktemp("wheel"))

@@ -14,7 +14,7 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from support.wheel import build_wheel, closure, make_environment
+from support.wheel import closure, make_environment
 
 ROOT = Path(__file__).parents[1]
 LIBRARY = ROOT / "fedpsa_strategy"
@@ -160,11 +160,6 @@ def test_make_installs_by_the_constraints():
 
 
 # --- The wheel ---------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    return build_wheel(tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="module")

@@ -155,6 +155,7 @@ def test_the_bare_loop_trains_as_the_run_does(tmp_path):
         assert told[option] == str(run[key])
 
 
+@pytest.mark.slow
 @pytest.mark.engine
 def test_engines(tmp_path):
     arguments = ["--datasets", "digits", "--versions", "2", "--steps", "eager", "--repeats", "1"]

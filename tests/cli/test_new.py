@@ -14,14 +14,9 @@ from fedpsa_strategy import compare, load
 from fedpsa_strategy.cli import new
 from fedpsa_strategy.cli.main import main
 from simulation.engines.local.run import run_locally
-from support.wheel import LIBRARY, build_wheel, make_environment
+from support.wheel import LIBRARY, make_environment
 
 REFERENCE = "git+https://host.example/fedpsa.git#subdirectory=fedpsa_strategy"
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    return build_wheel(tmp_path_factory.mktemp("wheel"))
 
 
 def dependencies(app):

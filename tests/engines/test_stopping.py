@@ -44,23 +44,34 @@ def launch(*arguments, **options):
     )
 
 
-@pytest.mark.parametrize(("number", "workers"), [(signal.SIGINT, 2), (signal.SIGTERM, 0)])
-def test_the_local_engine_stops_with_a_checkpoint_and_results(tmp_path, number, workers):
-    # Long enough: between two questions whether to stop there may be hundreds of uploads.
-    rounds = {"num-server-rounds": 300, "num-clients": 6, "evaluate-every": 100, **ONLY_THE_LAST}
-    whole = run_locally(config(tmp_path, "whole", **rounds), workers=0, stream=False)
-    settings = config(tmp_path, **rounds)
+# Long enough: between two questions whether to stop there may be hundreds of uploads.
+LONG = {"num-server-rounds": 300, "num-clients": 6, "evaluate-every": 100, **ONLY_THE_LAST}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole")
+    return run_locally(config(folder, **LONG), workers=0, stream=False)
+
+
+@pytest.mark.parametrize(("number", "workers"), [(signal.SIGINT, 1), (signal.SIGTERM, 0)])
+def test_the_local_engine_stops_with_a_checkpoint_and_results(
+    tmp_path, number, workers, whole, marked
+):
+    settings = config(tmp_path, **LONG)
     command = ["run", "--engine", "local", "--workers", str(workers), *set_options(settings)]
     process = launch(*command)
     wait_for(lambda: len(events(settings["run-dir"], "upload")) > 10, what="ten uploads")
+    assert len(marked()) == 1 + workers
     process.send_signal(number)
     _, errors = process.communicate(timeout=120)
+    assert not marked()
     assert process.returncode == (cli.INTERRUPTED if number == signal.SIGINT else 128 + number)
     assert "Traceback" not in errors
     assert 10 < check_stopped(settings["run-dir"]) < whole["uploads"]
     for name in ("model.safetensors", "curve.png"):
         assert (Path(settings["run-dir"]) / name).stat().st_size > 0
-    resumed = run_locally(settings | {"resume": "true"}, workers=workers, stream=False)
+    resumed = run_locally(settings | {"resume": "true"}, workers=0, stream=False)
     check_same(resumed, whole)
 
 

@@ -116,10 +116,12 @@ def test_one_process_at_a_time_works_in_a_folder_and_a_killed_one_lets_go(tmp_pa
     ) as other:
         try:
             assert other.stdout.readline() == "locked\n"
+            before = {path: path.read_bytes() for path in tmp_path.iterdir()}
             with pytest.raises(
                 RunDirError, match=rf"in use by another process \(pid {other.pid}\)"
             ):
                 RunDir(tmp_path, resume=True)
+            assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
         finally:
             os.kill(other.pid, signal.SIGKILL)
     RunDir(tmp_path, resume=True).close()

@@ -1,6 +1,5 @@
 """What runs measure for the experiments, and what the methods of one seed share."""
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +25,7 @@ from server_app.settings import Settings
 from simulation.engines.local.run import run_locally
 from simulation.experiments.cells import CONTROL, METHODS
 from simulation.experiments.options import Options
+from support.engines import events
 from support.grids import ScriptedGrid, model_arrays, update
 from task.tensors import Shard
 
@@ -119,24 +119,24 @@ def loop(listener: Any, *, versions: int, store: Any = None, resume: Any = None)
 
 
 def test_bytes_and_the_servers_time_are_in_events_and_summary(tmp_path: Path) -> None:
-    events: list[Event] = []
+    found: list[Event] = []
     status = StatusLine(1000.0, True)
 
     def listen(event: Event) -> None:
-        events.append(event)
+        found.append(event)
         status(event)
 
     store = CheckpointStore(tmp_path)
     prepared = loop(listen, versions=3, store=store)
     assert prepared > 0
-    end = events[-1]
+    end = found[-1]
     assert isinstance(end, RunEnded)
     assert end.server_seconds == pytest.approx(0.5 * 6 + 0.01 * prepared)  # six uploads
-    dispatched = [event for event in events if isinstance(event, Dispatched)]
+    dispatched = [event for event in found if isinstance(event, Dispatched)]
     size = len(Array(np.zeros(2, np.float32)).data)
     for event in dispatched:
         assert size < event.num_bytes < size + 200
-    uploaded = [event for event in events if isinstance(event, Uploaded)]
+    uploaded = [event for event in found if isinstance(event, Uploaded)]
     # Δ, names and values of num-examples, train-loss and a sketch of two numbers, and the mark.
     mark = len("arrays") + len("delta")
     assert {event.num_bytes for event in uploaded} == {size + 12 + 8 + 10 + 8 + 6 + 16 + mark}
@@ -149,11 +149,6 @@ def test_bytes_and_the_servers_time_are_in_events_and_summary(tmp_path: Path) ->
     assert isinstance(again[-1], RunEnded)
     # What was before the interruption counts too.
     assert again[-1].server_seconds == pytest.approx(0.5 * 10 + 0.01 * prepared)
-
-
-def events_of(path: Path, kind: str) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (path / "events.jsonl").read_text().splitlines()]
-    return [line for line in lines if line["event"] == kind]
 
 
 def tiny(method: str, **config: Any) -> Settings:
@@ -173,8 +168,8 @@ def test_measuring_alignment_changes_nothing(tmp_path: Path) -> None:
         for every in (0, 3)
     }
     assert summaries[0]["model_sha256"] == summaries[3]["model_sha256"]
-    assert not any("align" in item["metrics"] for item in events_of(tmp_path / "0", "upload"))
-    aligned = [item["metrics"].get("align") for item in events_of(tmp_path / "3", "upload")]
+    assert not any("align" in item["metrics"] for item in events(tmp_path / "0", "upload"))
+    aligned = [item["metrics"].get("align") for item in events(tmp_path / "3", "upload")]
     assert len(aligned) >= 6
     for number, value in enumerate(aligned, 1):
         assert (value is None) == (number % 3 != 0)
@@ -201,17 +196,17 @@ def test_methods_of_one_seed_share_data_model_clients_and_times(tmp_path: Path) 
         ]
         path = tmp_path / method
         run_locally(settings.to_run_config() | {"run-dir": str(path)}, workers=0, stream=False)
-        uploads = events_of(path, "upload")[:5]
+        uploads = events(path, "upload")[:5]
         seen.append(
             {
                 "model": model_sha256(experiment.initial_arrays),
                 "data": [shard.x.numpy().tobytes() + shard.y.numpy().tobytes() for shard in shards],
                 "test": task.test_data().x.numpy().tobytes(),
                 "times": [clock.latency(i, 0) for i in range(settings.num_clients)],
-                "sizes": [item["num_examples"] for item in events_of(path, "join")],
-                "first": [(e["time"], e["client"]) for e in events_of(path, "dispatch")[:12]],
+                "sizes": [item["num_examples"] for item in events(path, "join")],
+                "first": [(e["time"], e["client"]) for e in events(path, "dispatch")[:12]],
                 "uploads": [(e["time"], e["client"]) for e in uploads],
-                "start": events_of(path, "evaluate")[0]["metrics"],
+                "start": events(path, "evaluate")[0]["metrics"],
             }
         )
     assert seen[0] == seen[1] == seen[2]

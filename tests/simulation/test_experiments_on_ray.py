@@ -6,13 +6,13 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
 
 from simulation import cli
 from simulation.experiments.cell_task import pack, unpack
+from support.engines import events, wait_for
 from support.ray_cluster import RayCluster, ray_cluster
 
 SMALL = ["--datasets", "digits", "--alphas", "0.5", "--seeds", "0"]
@@ -23,21 +23,9 @@ def command(cluster: RayCluster, *options: str) -> list[str]:
     return [*start, "--ray-address", cluster.address]
 
 
-def events(folder: Path, kind: str) -> list[dict[str, object]]:
-    found = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
-    return [event for event in found if event["event"] == kind]
-
-
 def num_uploads(folder: Path) -> int:
     paths = folder.glob("runs/cells/*/events.jsonl")
     return sum(path.read_bytes().count(b'"event": "upload"') for path in paths)
-
-
-def wait_until(condition: object) -> None:
-    deadline = time.monotonic() + 200
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 def first_wall(folder: Path) -> object:
@@ -73,7 +61,7 @@ def test_a_cell_whose_machine_is_lost_goes_on_elsewhere(
         second = cluster.add()
 
         def kill() -> None:
-            wait_until(lambda: len(list(tmp_path.glob("runs/cells/*/checkpoints/*"))) >= 2)
+            wait_for(lambda: len(list(tmp_path.glob("runs/cells/*/checkpoints/*"))) >= 2)
             cluster.kill(second)
             for path in tmp_path.glob("runs/cells/*/events.jsonl"):
                 begun[path.parent.name] = first_wall(path.parent)
@@ -117,7 +105,7 @@ def test_an_interrupted_experiment_on_ray_goes_on_where_it_stopped(
             text=True,
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )
-        wait_until(lambda: num_uploads(tmp_path) > 50 or process.poll() is not None)
+        wait_for(lambda: num_uploads(tmp_path) > 50 or process.poll() is not None)
         process.send_signal(signal.SIGINT)
         output, _ = process.communicate(timeout=60)
         assert process.returncode == 130, output

@@ -7,7 +7,7 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +15,7 @@ import pytest
 
 from simulation import cli
 from support.commands import parsed
+from support.engines import events, wait_for
 
 Alive = Callable[[], set[int]]
 
@@ -57,14 +58,6 @@ def test_an_experiment_is_run_once(
     assert "<td>Uniform</td>" in page
 
 
-def wait_for(condition: Callable[[], object], process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 200
-    while not condition():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 @pytest.mark.engine
 def test_an_interrupted_experiment_goes_on_where_it_stopped(
     tmp_path: Path,
@@ -74,7 +67,7 @@ def test_an_interrupted_experiment_goes_on_where_it_stopped(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     command = ["reproduce", "table-accuracy", *SMALL, "--methods", "Uniform", "--jobs", "1"]
-    command += ["--days", "0.15"]
+    command += ["--days", "0.1"]
     process = subprocess.Popen(
         [sys.executable, "-m", "simulation", *command],
         cwd=tmp_path,
@@ -91,7 +84,7 @@ def test_an_interrupted_experiment_goes_on_where_it_stopped(
             for path in tmp_path.glob("runs/cells/*/events.jsonl")
         )
 
-    wait_for(lambda: num_uploads() > 20, process)
+    wait_for(lambda: num_uploads() > 20)
     os.kill(process.pid, signal.SIGINT)
     output, errors = process.communicate(timeout=60)
     assert process.returncode == 130, output + errors
@@ -109,11 +102,7 @@ def test_an_interrupted_experiment_goes_on_where_it_stopped(
     assert "1 of 1 runs finished" in table.read_text()
     assert not (folder / "checkpoints").exists()
     # It went on: what happened before the interruption happened once.
-    sequences = [
-        event["sequence"]
-        for line in (folder / "events.jsonl").read_text().splitlines()
-        if (event := json.loads(line))["event"] == "upload"
-    ]
+    sequences = [event["sequence"] for event in events(folder, "upload")]
     assert len(sequences) == len(set(sequences)) > kept
 
 
@@ -124,11 +113,18 @@ def start(folder: Path, *options: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.engine
-def test_two_commands_on_one_folder_share_the_work(tmp_path: Path, marked: Alive) -> None:
+def test_two_commands_on_one_folder_share_the_work(
+    tmp_path: Path,
+    marked: Alive,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
     options = ["--methods", "FedPSA,Uniform", "--jobs", "1", "--days", "0.005"]
-    both = [start(tmp_path, *options) for _ in range(2)]
-    outputs = [process.communicate(timeout=200)[0] for process in both]
-    assert [process.returncode for process in both] == [0, 0], outputs
+    other = start(tmp_path, *options)
+    code = cli.main(["reproduce", "table-accuracy", *SMALL, *options])
+    outputs = [capsys.readouterr().out, other.communicate(timeout=200)[0]]
+    assert (code, other.returncode) == (0, 0), outputs
     # Whichever took a cell, it was run once, and both know of it.
     assert sum(output.count("started ") for output in outputs) == 2, outputs
     assert all("failed" not in output for output in outputs), outputs
@@ -138,23 +134,21 @@ def test_two_commands_on_one_folder_share_the_work(tmp_path: Path, marked: Alive
 
 
 @pytest.mark.engine
-def test_a_command_takes_up_what_a_killed_one_left(tmp_path: Path, marked: Alive) -> None:
+def test_a_command_takes_up_what_a_killed_one_left(
+    tmp_path: Path, marked: Alive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     options = ["--methods", "Uniform", "--jobs", "1", "--days", "0.05"]
     first = start(tmp_path, *options)
-    wait_for(lambda: list(tmp_path.glob("runs/cells/*/events.jsonl")), first)
-    second = start(tmp_path, *options)
-    first.kill()
-    output, _ = second.communicate(timeout=200)
+    wait_for(lambda: list(tmp_path.glob("runs/cells/*/events.jsonl")))
+    killer = threading.Timer(0.5, first.kill)  # while this one waits for it
+    killer.start()
+    assert cli.main(["reproduce", "table-accuracy", *SMALL, *options]) == 0
     first.communicate()
-    assert second.returncode == 0, output
     table = (tmp_path / "results" / "table-accuracy" / "table.md").read_text()
     assert "1 of 1 runs finished" in table
     (folder,) = tmp_path.glob("runs/cells/[0-9a-f]*")
-    sequences = [
-        event["sequence"]
-        for line in (folder / "events.jsonl").read_text().splitlines()
-        if (event := json.loads(line))["event"] == "upload"
-    ]
+    sequences = [event["sequence"] for event in events(folder, "upload")]
     assert len(sequences) == len(set(sequences)) > 50
 
 

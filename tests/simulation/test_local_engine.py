@@ -353,7 +353,7 @@ DIGITS = {
 @pytest.mark.engine
 def test_the_number_of_workers_does_not_change_the_model(tmp_path: Path, marked: Alive) -> None:
     hashes = set()
-    for workers, here in ((0, False), (1, False), (2, False), (1, True)):
+    for workers, here in ((0, False), (1, False), (1, True)):
         run_dir = tmp_path / f"{workers}-{here}"
         places = {"run-dir": str(run_dir), "cache-dir": str(tmp_path / "cache")}
         summary = run_locally(DIGITS | places, workers=workers, train_here=here, stream=False)
@@ -370,7 +370,7 @@ def test_half_precision_updates_give_the_same_model_in_every_process(
     strategy: str, tmp_path: Path
 ) -> None:
     found = {}
-    for update_dtype, workers in (("float32", 0), ("bfloat16", 0), ("bfloat16", 2)):
+    for update_dtype, workers in (("float32", 0), ("bfloat16", 0), ("bfloat16", 1)):
         places = {
             "run-dir": str(tmp_path / f"{update_dtype}-{workers}"),
             "cache-dir": str(tmp_path / "cache"),
@@ -379,34 +379,8 @@ def test_half_precision_updates_give_the_same_model_in_every_process(
         found[update_dtype, workers] = run_locally(config, workers=workers, stream=False)
     assert not any(summary["rejected"] for summary in found.values())
     hashes = {key: summary["model_sha256"] for key, summary in found.items()}
-    assert hashes["bfloat16", 0] == hashes["bfloat16", 2] != hashes["float32", 0]
+    assert hashes["bfloat16", 0] == hashes["bfloat16", 1] != hashes["float32", 0]
     assert found["bfloat16", 0]["bytes_up"] < 0.7 * found["float32", 0]["bytes_up"]
-
-
-@pytest.mark.engine
-def test_ctrl_c_ends_the_run_and_its_workers(tmp_path: Path, marked: Alive) -> None:
-    run_dir = tmp_path / "run"
-    command = [sys.executable, "-m", "simulation", "run", "--engine", "local", "--workers", "1"]
-    settings = ["--set", f"cache-dir={tmp_path / 'cache'}", "--set", "status-interval=0.05"]
-    launcher = subprocess.Popen(
-        [*command, *settings, "--run-dir", str(run_dir)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    assert launcher.stdout is not None
-    shown = []
-    for line in launcher.stdout:
-        shown.append(line)
-        if "uploads 3" in line:
-            break
-    assert len(marked()) == 2, "".join(shown)
-    launcher.send_signal(signal.SIGINT)
-    rest, _ = launcher.communicate(timeout=60)
-    assert launcher.returncode == cli.INTERRUPTED, "".join(shown) + rest
-    assert "Traceback" not in rest
-    assert not marked()
-    assert json.loads((run_dir / "summary.json").read_text())["status"] == "stopped"
 
 
 def test_what_cannot_run_is_said_in_one_sentence(

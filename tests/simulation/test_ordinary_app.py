@@ -9,11 +9,13 @@ import pytest
 from simulation import cli
 from support.ordinary_app import write_app
 
+SLOW = (pytest.mark.engine, pytest.mark.slow)
 ENGINES = [
     pytest.param(("run", "--engine", "local", "--clients", "2", "--workers", "1"), id="local"),
     pytest.param(("run", "--engine", "local", "--clients", "2", "--workers", "0"), id="in process"),
-    pytest.param(("run", "--clients", "2"), id="ray", marks=pytest.mark.engine),
-    pytest.param(("deploy", "--nodes", "2"), id="grpc", marks=pytest.mark.engine),
+    # On real processes quickly: test_simulation_engines.py, test_deployment.
+    pytest.param(("run", "--clients", "2"), id="ray", marks=SLOW),
+    pytest.param(("deploy", "--nodes", "2"), id="grpc", marks=SLOW),
 ]
 
 

@@ -1,8 +1,6 @@
 """`from simulation import simulate`: runs from Python."""
 
 import importlib
-import subprocess
-import sys
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -153,9 +151,3 @@ def test_a_name_is_taken_once() -> None:
     simulate("fedbuff", "digits", workers=0, name="mine", **SMALL)
     with pytest.raises(Refused, match="already holds a run"):
         simulate("fedbuff", "digits", workers=0, name="mine", **SMALL)
-
-
-def test_importing_it_is_light() -> None:
-    code = "import sys, simulation; print({'torch', 'flwr'} & {*sys.modules})"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "set()"

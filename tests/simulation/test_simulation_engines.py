@@ -9,37 +9,19 @@ from pathlib import Path
 
 import pytest
 
+from simulation.engines.flower.submit import print_line, submit
 from simulation.engines.grpc import Deployment
-from simulation.engines.ray import run_on_ray
 from simulation.errors import LaunchFailed, RunFailed
+from support.ordinary_app import write_app
 
 pytestmark = pytest.mark.engine
 
 Alive = Callable[[], set[int]]
 
 
-def test_ray_engine(
-    tiny_app: Path, tmp_path: Path, marked: Alive, capsys: pytest.CaptureFixture[str]
+def test_an_app_on_the_ray_engine_until_ctrl_c(
+    tiny_app: Path, tmp_path: Path, marked: Alive
 ) -> None:
-    text = 'a "quoted" C:\\path\nand more'
-    summary = run_on_ray(
-        tiny_app,
-        {"run-dir": str(tmp_path / "run"), "num-clients": 3, "text": text},
-        num_clients=3,
-        num_cpus=2,
-    )
-    assert not marked()
-    assert summary["status"] == "completed"
-    assert summary["answers"] == [0, 1, 2]
-    assert summary["text"] == text
-    shown = capsys.readouterr().out
-    assert "answers: [0, 1, 2]" in shown
-    assert "Since flwr 1.32" not in shown
-    assert (tmp_path / "run" / "engine-logs" / "superlink.log").exists()
-    assert (tmp_path / "run").stat().st_mode & 0o777 == 0o700
-
-
-def test_ctrl_c_on_the_ray_engine(tiny_app: Path, tmp_path: Path, marked: Alive) -> None:
     command = [sys.executable, "-m", "simulation", "run", "--app", str(tiny_app), "--clients", "2"]
     launcher = subprocess.Popen(
         [*command, "--set", "mode=forever", "--run-dir", str(tmp_path / "run"), "--cpus", "2"],
@@ -53,6 +35,10 @@ def test_ctrl_c_on_the_ray_engine(tiny_app: Path, tmp_path: Path, marked: Alive)
         shown.append(line)
         if line.startswith("answers"):
             break
+    assert "answers: [0, 1]" in shown[-1]
+    assert not [line for line in shown if "Since flwr 1.32" in line]
+    assert (tmp_path / "run" / "engine-logs" / "superlink.log").exists()
+    assert (tmp_path / "run").stat().st_mode & 0o777 == 0o700
     assert marked(), "".join(shown)
     launcher.send_signal(signal.SIGINT)
     rest, _ = launcher.communicate(timeout=60)
@@ -78,6 +64,13 @@ def test_deployment(
             assert log.count("Start `flwr-clientapp` process") == 1
             assert "fedpsa-node: warm after" in log
             assert "ordinary start" not in log
+
+        # Those of another app too, which writes no summary.
+        ordinary = write_app(tmp_path / "ordinary")
+        submit(deployment.superlink, ordinary, {"learning-rate": 0.25}).wait(echo=print_line)
+        assert "final arrays: [0.75, 0.75, 0.75]" in capsys.readouterr().out
+        with pytest.raises(RunFailed, match="the model is on fire"):
+            submit(deployment.superlink, ordinary, {"learning-rate": 2.0}).wait()
 
         os.kill(deployment.node_pids[0], signal.SIGKILL)
         deployment.nodes[0].process.wait(10)

@@ -4,10 +4,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from simulation.engines.local.run import run_locally
-from simulation.errors import RunFailed
 
 SMALL: dict[str, Any] = {
     "num-clients": 4,
@@ -44,9 +41,3 @@ def test_a_run_of_before_goes_on_with_the_command_it_had(tmp_path: Path) -> None
     resumed = run(tmp_path / "old", 4, resume=True)
     assert config_of(tmp_path / "old") == OLD
     assert resumed["model_sha256"] == whole["model_sha256"]
-
-
-def test_what_is_set_anew_is_still_noticed(tmp_path: Path) -> None:
-    run(tmp_path / "old", 2, **OLD)
-    with pytest.raises(RunFailed, match=r"must keep its settings: lr was 0\.01, now 0\.1$"):
-        run(tmp_path / "old", 4, resume=True, lr=0.1)
