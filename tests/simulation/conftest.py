@@ -1,13 +1,11 @@
 """A tiny Flower app."""
 
-from pathlib import Path
-
 import pytest
 
 from support.tiny_app import write_app
 
 
 @pytest.fixture(scope="session")
-def tiny_app(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny_app(tmp_path_factory):
     """Return the folder of a small Flower app."""
     return write_app(tmp_path_factory.mktemp("app"))

@@ -19,7 +19,7 @@ from simulation.errors import LaunchFailed, Refused
 from support.tiny_app import write_app
 
 
-def test_the_option_goes_before_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_option_goes_before_the_variable(monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     assert cluster_address(None) is None
     assert cluster_address("auto") == "auto"
@@ -31,7 +31,7 @@ def test_the_option_goes_before_the_variable(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("address", ["head", "head:", ":6379", "head:x", "head:0", "head:70000"])
-def test_what_is_no_address_is_refused(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_no_address_is_refused(address, monkeypatch):
     with pytest.raises(Refused, match=r"--ray-address = .*must be HOST:PORT"):
         cluster_address(address)
     monkeypatch.setenv("RAY_ADDRESS", address)
@@ -39,12 +39,12 @@ def test_what_is_no_address_is_refused(address: str, monkeypatch: pytest.MonkeyP
         cluster_address(None)
 
 
-def test_rays_client_is_refused() -> None:
+def test_rays_client_is_refused():
     with pytest.raises(Refused, match="run this command on a machine of the cluster"):
         cluster_address("ray://head:10001")
 
 
-def test_nobody_waits_for_a_cluster_that_is_not_there() -> None:
+def test_nobody_waits_for_a_cluster_that_is_not_there():
     with (
         pytest.raises(LaunchFailed, match=r"No Ray cluster answers at 127\.0\.0\.1:9"),
         joined("127.0.0.1:9", {}),
@@ -52,9 +52,7 @@ def test_nobody_waits_for_a_cluster_that_is_not_there() -> None:
         pass
 
 
-def test_on_a_cluster_each_machine_has_its_own_processors(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_on_a_cluster_each_machine_has_its_own_processors(tmp_path, capsys):
     command = ["run", "--ray-address", "head:6379", "--cpus", "2", "--run-dir", str(tmp_path / "x")]
     assert cli.main(command) == 2
     assert "--cpus: on a cluster" in capsys.readouterr().err
@@ -75,18 +73,18 @@ def test_on_a_cluster_each_machine_has_its_own_processors(
         (0, 4, Resources(), 0),
     ],
 )
-def test_how_much_fits_on_a_machine(cpus: float, gpus: float, each: Resources, slots: int) -> None:
+def test_how_much_fits_on_a_machine(cpus, gpus, each, slots):
     assert Machine("id", "name", cpus, gpus).slots(each) == slots
 
 
-def test_room_is_said_in_words() -> None:
+def test_room_is_said_in_words():
     two = [Machine("1", "a", 2, 0), Machine("2", "b", 1, 0)]
     assert room_text(two, Resources(), "client") == "2 machines with room for 3 clients at a time"
     assert room_text(two[1:], Resources(), "cell") == "1 machine with room for 1 cell at a time"
     assert str(Resources(1, 0.5)) == "1 processor and 0.5 GPUs"
 
 
-def test_a_machine_says_what_it_lacks() -> None:
+def test_a_machine_says_what_it_lacks():
     here = versions()
     assert here["numpy"] == numpy.__version__
     assert inspect(here, ["json"], "", None) == ""
@@ -100,7 +98,7 @@ def test_a_machine_says_what_it_lacks() -> None:
     assert inspect(here, [], "json:loads", "{").startswith("JSONDecodeError: ")
 
 
-def test_the_code_of_a_run_is_put_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_code_of_a_run_is_put_together(tmp_path, monkeypatch):
     (tmp_path / "own_task.py").write_text("x = 1\n")
     package = tmp_path / "own_method"
     package.mkdir()
@@ -125,7 +123,7 @@ def test_the_code_of_a_run_is_put_together(tmp_path: Path, monkeypatch: pytest.M
     assert not code.exists()
 
 
-def test_an_app_of_somebody_else_keeps_its_own_copies(tmp_path: Path) -> None:
+def test_an_app_of_somebody_else_keeps_its_own_copies(tmp_path):
     app = write_app(tmp_path)
     (app / "fedpsa_strategy").mkdir()
     (app / "fedpsa_strategy" / "mine.py").touch()

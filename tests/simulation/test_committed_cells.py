@@ -27,7 +27,7 @@ def check(cells, lines):
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: str(path.relative_to(RESULTS)))
-def test_the_command_of_a_result_plans_the_cells_that_were_run(folder: Path) -> None:
+def test_the_command_of_a_result_plans_the_cells_that_were_run(folder):
     lines = (folder / "cells.jsonl").read_text(encoding="utf-8").splitlines()
     found = re.search(r"\*\*Made by\.\*\* `(.*)`", (folder / "table.md").read_text("utf-8"))
     assert found
@@ -36,7 +36,7 @@ def test_the_command_of_a_result_plans_the_cells_that_were_run(folder: Path) -> 
     check(cells, lines)
 
 
-def test_the_cells_of_digits_need_no_settings() -> None:
+def test_the_cells_of_digits_need_no_settings():
     command = "reproduce table-accuracy --datasets digits --alphas 0.1,0.5 --days 0.25"
     arguments = parsed(command.split())
     cells = EXPERIMENTS["table-accuracy"].cells(read_options(arguments))

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,7 +12,7 @@ from simulation import cli
 from simulation.experiments import processes as in_processes
 from simulation.experiments import scheduler as scheduling
 from simulation.experiments.catalogue import EXPERIMENTS
-from simulation.experiments.cells import CONTROL, METHODS, Cell
+from simulation.experiments.cells import CONTROL, METHODS
 from simulation.experiments.choices import command_text, read_options
 from simulation.experiments.display import LiveDisplay, PlainDisplay
 from simulation.experiments.estimate import expected_seconds, expected_uploads, in_words
@@ -34,20 +33,20 @@ from support import commands
 PLACE = {"method": "FedPSA", "dataset": "digits", "alpha": 0.5, "seed": 3}
 
 
-def cell(method: str = "FedPSA", days: float = 1.0, **config: Any) -> Cell:
+def cell(method="FedPSA", days=1.0, **config):
     named = {key.replace("_", "-"): value for key, value in config.items()}
     options = Options(days=days, extra=named)
     return options.cell({**PLACE, "method": method}, METHODS[method])
 
 
-def parsed(*arguments: str) -> Any:
+def parsed(*arguments):
     return commands.parsed(arguments)
 
 
 # --- Cells -------------------------------------------------------------------------------------
 
 
-def test_an_id_depends_on_what_decides_the_outcome_alone() -> None:
+def test_an_id_depends_on_what_decides_the_outcome_alone():
     assert cell().id == cell().id
     assert cell().id != cell("FedBuff").id != cell(CONTROL).id
     assert cell(gamma=3.0).id != cell().id
@@ -58,8 +57,8 @@ def test_an_id_depends_on_what_decides_the_outcome_alone() -> None:
     assert cell(checkpoint_seconds=1.0, min_nodes=2).id == cell().id
 
 
-def test_the_buffer_matters_where_the_decay_counts_in_units_of_it() -> None:
-    def made(buffer: int, per: str) -> str:
+def test_the_buffer_matters_where_the_decay_counts_in_units_of_it():
+    def made(buffer, per):
         options = Options(days=1.0, extra={"buffer-size": buffer}, lr_decay_per=per)
         return options.cell(PLACE, METHODS["FedAvg"]).id
 
@@ -67,7 +66,7 @@ def test_the_buffer_matters_where_the_decay_counts_in_units_of_it() -> None:
     assert made(5, "upload") != made(7, "upload")
 
 
-def test_an_id_is_what_it_was_when_finished_runs_were_made() -> None:
+def test_an_id_is_what_it_was_when_finished_runs_were_made():
     """If this fails, all finished runs become strangers: is that meant? See `_FORMAT`."""
     assert cell(lr=0.01, batch_size=64).id == "71f401a42f05"
     assert cell(CONTROL, lr=0.01, batch_size=64).id == "93bf34562e05"
@@ -76,7 +75,7 @@ def test_an_id_is_what_it_was_when_finished_runs_were_made() -> None:
     assert cell(evaluate_every=3).id == cell().id
 
 
-def test_a_cell_is_launched_with_what_matters_to_it() -> None:
+def test_a_cell_is_launched_with_what_matters_to_it():
     made = cell("FedBuff", gamma=3.0, data_dir="/elsewhere", lr=0.1)
     assert made.run_config == {
         "strategy": "fedbuff",
@@ -94,18 +93,18 @@ def test_a_cell_is_launched_with_what_matters_to_it() -> None:
     settings = dict(arguments.settings)
     assert settings["resume"] == '"true"'
     assert settings["data-dir"] == '"/elsewhere"'
-    config = cli.build_run_config(arguments, Settings().to_run_config(), None)  # type: ignore[arg-type]
+    config = cli.build_run_config(arguments, Settings().to_run_config(), None)
     assert Settings.from_run_config(config).lr == 0.1
     command = launch_command(made, Path("/cells/x"), "ray", 1, resumed=False)
     assert parsed(*command[3:]).cpus >= 1
 
 
-def test_sketch_and_calibration_follow_the_seed_unless_they_are_set() -> None:
+def test_sketch_and_calibration_follow_the_seed_unless_they_are_set():
     assert (cell().settings.sketch_seed, cell().settings.calibration_seed) == (3, 3)
     assert cell(sketch_seed=8).settings.sketch_seed == 8
 
 
-def test_what_an_experiment_varies_cannot_be_set_for_all() -> None:
+def test_what_an_experiment_varies_cannot_be_set_for_all():
     with pytest.raises(ValueError, match="gamma cannot be set for all runs"):
         EXPERIMENTS["figure-hyper"].cells(Options(extra={"gamma": 1.0}))
     with pytest.raises(ValueError, match="seed cannot be set"):
@@ -117,11 +116,11 @@ def test_what_an_experiment_varies_cannot_be_set_for_all() -> None:
 # --- Experiments -------------------------------------------------------------------------------
 
 
-def ids(name: str, **choices: Any) -> set[str]:
+def ids(name, **choices):
     return {made.id for made in EXPERIMENTS[name].cells(Options(**choices))}
 
 
-def test_experiments_share_runs() -> None:
+def test_experiments_share_runs():
     accuracy = ids("table-accuracy")
     assert accuracy == ids("table-aulc") == ids("figure-curves")
     assert ids("figure-overhead") < accuracy
@@ -130,7 +129,7 @@ def test_experiments_share_runs() -> None:
     assert ids("table-heterogeneity") & accuracy
 
 
-def test_experiments_have_the_papers_cells() -> None:
+def test_experiments_have_the_papers_cells():
     assert len(ids("table-accuracy", datasets=("mnist",), seeds=(0,))) == len(METHODS) * 3
     # FedPAC needs an encoder.
     assert len(ids("table-accuracy", datasets=("fmnist",), seeds=(0,))) == (len(METHODS) - 1) * 3
@@ -143,7 +142,7 @@ def test_experiments_have_the_papers_cells() -> None:
         assert CONTROL in methods or experiment.name in without_control
 
 
-def test_options_narrow_an_experiment() -> None:
+def test_options_narrow_an_experiment():
     options = read_options(
         parsed("reproduce", "table-accuracy", "--datasets", "digits,mnist", "--alphas", "0.3")
     )
@@ -179,16 +178,14 @@ def test_options_narrow_an_experiment() -> None:
         (["table-accuracy", "--methods", "FedPAC"], "nothing to run"),
     ],
 )
-def test_what_cannot_be_run_is_refused_with_a_reason(
-    arguments: list[str], text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_run_is_refused_with_a_reason(arguments, text, tmp_path, capsys):
     places = ["--cells", str(tmp_path / "cells"), "--out", str(tmp_path / "out")]
     assert cli.main(["reproduce", *arguments, *places]) == 2
     assert text in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
-def test_the_list_has_a_line_for_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_list_has_a_line_for_each(tmp_path, capsys):
     choices = ["--seeds", "0", "--set", "gamma=1", "--cells", str(tmp_path), "--jobs", "2"]
     assert cli.main(["list", *choices]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -198,7 +195,7 @@ def test_the_list_has_a_line_for_each(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "gamma cannot be set" in next(line for line in lines if line.startswith("figure-hyper"))
 
 
-def test_uploads_are_estimated_from_response_times() -> None:
+def test_uploads_are_estimated_from_response_times():
     constant = cell(latency="constant", latency_max=100)
     assert expected_uploads(constant) == pytest.approx(864 * 10)
     assert expected_uploads(cell("FedAvg", latency="constant", latency_max=100)) == 864 * 10
@@ -218,7 +215,7 @@ def test_uploads_are_estimated_from_response_times() -> None:
 # --- Numbers -----------------------------------------------------------------------------------
 
 
-def test_correlations_by_hand() -> None:
+def test_correlations_by_hand():
     assert correlation([1, 2, 3], [2, 4, 6]) == pytest.approx(1)
     assert correlation([1, 2, 3, 4], [1, 3, 2, 4]) == pytest.approx(0.8)
     assert correlation([1, 2, 3], [1, 10, 100], ranked=True) == pytest.approx(1)
@@ -229,30 +226,28 @@ def test_correlations_by_hand() -> None:
     assert correlation([], []) is None
 
 
-def test_bins_are_a_tenth_wide() -> None:
+def test_bins_are_a_tenth_wide():
     pairs = [(0.3, 1.0), (0.39, 3.0), (0.4, 5.0), (-0.05, 7.0), (1.0, 9.0), (0.95, 11.0)]
     assert binned(pairs) == [(-0.05, 7, 1), (0.35, 2, 2), (0.45, 5, 1), (0.95, 10, 2)]
 
 
-def test_curves_are_read_between_their_points() -> None:
+def test_curves_are_read_between_their_points():
     curve = [(0.0, 0.0), (1.0, 0.5), (3.0, 0.7)]
     assert [interpolated(curve, x) for x in (-1, 0.5, 2, 9)] == pytest.approx([0, 0.25, 0.6, 0.7])
 
 
-def test_differences_are_taken_seed_by_seed() -> None:
+def test_differences_are_taken_seed_by_seed():
     gap = Estimate({0: 5.0, 1: 7.0, 2: 9.0}).minus(Estimate({1: 6.0, 0: 4.0}))
     assert gap.by_seed == {0: 1.0, 1: 1.0}
     assert gap.deviation == 0
 
 
-def upload(
-    time: float, gap: int, kappa: float | None, align: float | None = None
-) -> dict[str, Any]:
+def upload(time, gap, kappa, align=None):
     metrics = {} if align is None else {"align": align}
     return {"time": time, "staleness": gap, "metrics": metrics, "report": {"kappa": kappa}}
 
 
-def test_what_figures_need_of_uploads() -> None:
+def test_what_figures_need_of_uploads():
     uploads = [
         upload(10, 0, 0.9, 0.5),
         upload(20, 2, 0.5),
@@ -271,13 +266,13 @@ def test_what_figures_need_of_uploads() -> None:
 # --- Store and scheduler -----------------------------------------------------------------------
 
 
-def write_summary(store: CellStore, made: Cell, status: str, **more: Any) -> None:
+def write_summary(store, made, status, **more):
     summary = {"status": status, "settings": made.settings.to_run_config(), **more}
     store.path(made).mkdir(parents=True, exist_ok=True)
     (store.path(made) / "summary.json").write_text(json.dumps(summary))
 
 
-def leave_half(store: CellStore, made: Cell, **changed: Any) -> None:
+def leave_half(store, made, **changed):
     """Leave the folder of an interrupted run."""
     import tomli_w
 
@@ -288,7 +283,7 @@ def leave_half(store: CellStore, made: Cell, **changed: Any) -> None:
     (path / "config.toml").write_text(tomli_w.dumps(config))
 
 
-def test_only_completed_runs_with_these_settings_count(tmp_path: Path) -> None:
+def test_only_completed_runs_with_these_settings_count(tmp_path):
     store, made = CellStore(tmp_path), cell()
     assert store.finished(made) is None
     for status in ("failed", "stopped"):
@@ -310,7 +305,7 @@ def test_only_completed_runs_with_these_settings_count(tmp_path: Path) -> None:
     assert store.finished(made) is None
 
 
-def test_a_run_goes_on_only_from_a_checkpoint_that_fits(tmp_path: Path) -> None:
+def test_a_run_goes_on_only_from_a_checkpoint_that_fits(tmp_path):
     store, made = CellStore(tmp_path), cell()
     assert store.prepare(made, {"cpu": "x"}) is False
     assert store.circumstances(made)["cpu"] == "x"
@@ -332,7 +327,7 @@ def test_a_run_goes_on_only_from_a_checkpoint_that_fits(tmp_path: Path) -> None:
     assert store.prepare(made, {}) is False
 
 
-def test_a_cell_is_run_by_one_command_at_a_time(tmp_path: Path) -> None:
+def test_a_cell_is_run_by_one_command_at_a_time(tmp_path):
     store, made = CellStore(tmp_path), cell()
     with store.reserved(made) as ours:
         assert ours
@@ -348,8 +343,8 @@ def test_a_cell_is_run_by_one_command_at_a_time(tmp_path: Path) -> None:
 
 
 class Recorder(PlainDisplay):
-    def __init__(self) -> None:
-        self.lines: list[str] = []
+    def __init__(self):
+        self.lines = []
         super().__init__(self.lines.append)
 
 
@@ -365,15 +360,13 @@ sys.exit(0 if what == "work" else 1)
 """
 
 
-def test_failures_are_reported_and_do_not_stop_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failures_are_reported_and_do_not_stop_the_others(tmp_path, monkeypatch):
     import sys
 
     behaviours = {"FedPSA": "die", "FedBuff": "work", "FedAvg": "fail", CONTROL: "work"}
     cells = [cell(method) for method in behaviours]
 
-    def command(made: Cell, path: Path, *_: Any) -> list[str]:
+    def command(made, path, *_):
         settings = json.dumps(made.settings.to_run_config())
         what = behaviours[str(made.labels["method"])]
         return [sys.executable, "-c", WORK, str(path), settings, what]
@@ -397,24 +390,24 @@ def test_failures_are_reported_and_do_not_stop_the_others(
 class FakeTime:
     now = 0.0
 
-    def __call__(self) -> float:
+    def __call__(self):
         return self.now
 
 
-def test_a_run_is_watched_through_its_events(tmp_path: Path) -> None:
+def test_a_run_is_watched_through_its_events(tmp_path):
     path, clock = tmp_path / "events.jsonl", FakeTime()
     watch = Watch(path, 2.0, clock)
     watch.look()
     assert (watch.day, watch.uploads_per_second, watch.seconds_left) == (0.0, None, None)
 
-    def write(*events: dict[str, Any]) -> None:
+    def write(*events):
         with path.open("a") as file:
             file.writelines(json.dumps(event) + "\n" for event in events)
 
-    def happened(kind: str, day: float, **more: Any) -> dict[str, Any]:
+    def happened(kind, day, **more):
         return {"event": kind, "time": 86_400 * day, **more}
 
-    def upload(day: float) -> dict[str, Any]:
+    def upload(day):
         numbers = ("sequence", "client", "node_id", "version", "staleness", "num_bytes")
         numbers += ("num_examples", "squared_norm")
         return happened("upload", day, **dict.fromkeys(numbers, 1))
@@ -442,11 +435,11 @@ def test_a_run_is_watched_through_its_events(tmp_path: Path) -> None:
     assert (watch.run.accuracy, watch.day) == (0.1, 0.5)
 
 
-def test_the_displays_show_where_things_are(tmp_path: Path) -> None:
+def test_the_displays_show_where_things_are(tmp_path):
     from rich.console import Console
 
     made = cell()
-    running: Any = type("Running", (), {"cell": made, "resumed": True})()
+    running = type("Running", (), {"cell": made, "resumed": True})()
     running.watch = Watch(tmp_path / "none", 2.0)
     running.watch.run.time, running.watch.run.accuracy = 43_200.0, 0.123
     state = State(total=5, done=2, failed={"x": "y"}, running=[running], seconds_left=7200.0)

@@ -1,8 +1,6 @@
 """What runs measure for the experiments, and what the methods of one seed share."""
 
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,14 +12,13 @@ from torch.nn import functional
 from fedpsa_strategy import FedBuff, UniformLatency, VirtualClock
 from fedpsa_strategy.server.callbacks import Callback
 from fedpsa_strategy.server.checkpoint import Checkpointer, CheckpointStore
-from fedpsa_strategy.server.events import Dispatched, Event, RunEnded, Uploaded
+from fedpsa_strategy.server.events import Dispatched, RunEnded, Uploaded
 from fedpsa_strategy.server.loop import AsyncLoop
 from fedpsa_strategy.watch.status_line import StatusLine
 from fedpsa_strategy.wire.replies import TrainReply
 from server_app.alignment import Alignment
 from server_app.build import build_experiment, make_clock, make_task
 from server_app.run_dir import model_sha256
-from server_app.settings import Settings
 from simulation.engines.local.run import run_locally
 from simulation.experiments.cells import CONTROL, METHODS
 from simulation.experiments.options import Options
@@ -30,11 +27,11 @@ from support.grids import ScriptedGrid, model_arrays, update
 from task.tensors import Shard
 
 
-def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+def loss(outputs, targets):
     return functional.cross_entropy(outputs, targets, reduction="none")
 
 
-def test_alignment_is_the_cosine_of_two_gradients() -> None:
+def test_alignment_is_the_cosine_of_two_gradients():
     torch.manual_seed(0)
     model = nn.Linear(3, 2)
     shard = Shard(torch.randn(5, 3), torch.tensor([0, 1, 0, 1, 1]))
@@ -45,14 +42,14 @@ def test_alignment_is_the_cosine_of_two_gradients() -> None:
     delta = np.linspace(-1, 1, size, dtype=np.float32)
     alignment = Alignment(model, shard, loss, every=2, seed=0)
     alignment.begin(strategy.state)
-    task: Any = SimpleNamespace(start=strategy.state.model)
+    task = SimpleNamespace(start=strategy.state.model)
     reply = TrainReply(delta, {}, 1.0, 5, MetricRecord({"num-examples": 5}), 0)
 
     assert "align" not in alignment.check(task, reply, reply).metrics  # the first of two
     strategy.state.uploads = 1
     measured = alignment.check(task, reply, reply).metrics
 
-    def gradient(parameters: list[torch.Tensor]) -> torch.Tensor:
+    def gradient(parameters):
         own = [item.clone().requires_grad_() for item in parameters]
         outputs = functional.linear(shard.x, *own)
         grads = torch.autograd.grad(functional.cross_entropy(outputs, shard.y), own)
@@ -72,7 +69,7 @@ class Slow(FedBuff):
 
     now = 0.0
 
-    def aggregate_train(self, *args: Any) -> Any:
+    def aggregate_train(self, *args):
         self.now += 0.5
         return super().aggregate_train(*args)
 
@@ -82,15 +79,15 @@ class Preparing(Callback):
 
     prepared = 0
 
-    def __init__(self, strategy: Slow) -> None:
+    def __init__(self, strategy):
         self.strategy = strategy
 
-    def idle(self) -> None:
+    def idle(self):
         self.strategy.now += 0.01
         self.prepared += 1
 
 
-def loop(listener: Any, *, versions: int, store: Any = None, resume: Any = None) -> int:
+def loop(listener, *, versions, store=None, resume=None):
     grid = ScriptedGrid(4, lambda message: update())
     strategy = Slow(
         buffer_size=2,
@@ -118,11 +115,11 @@ def loop(listener: Any, *, versions: int, store: Any = None, resume: Any = None)
     return preparing.prepared
 
 
-def test_bytes_and_the_servers_time_are_in_events_and_summary(tmp_path: Path) -> None:
-    found: list[Event] = []
+def test_bytes_and_the_servers_time_are_in_events_and_summary(tmp_path):
+    found = []
     status = StatusLine(1000.0, True)
 
-    def listen(event: Event) -> None:
+    def listen(event):
         found.append(event)
         status(event)
 
@@ -144,20 +141,20 @@ def test_bytes_and_the_servers_time_are_in_events_and_summary(tmp_path: Path) ->
     assert status.run.bytes_up == sum(event.num_bytes for event in uploaded)
     assert status.run.server_seconds == end.server_seconds
 
-    again: list[Event] = []
+    again = []
     prepared += loop(again.append, versions=5, resume=store.load_newest())
     assert isinstance(again[-1], RunEnded)
     # What was before the interruption counts too.
     assert again[-1].server_seconds == pytest.approx(0.5 * 10 + 0.01 * prepared)
 
 
-def tiny(method: str, **config: Any) -> Settings:
+def tiny(method, **config):
     labels = {"method": method, "dataset": "digits", "alpha": 0.3, "seed": 5}
     return Options(days=0.004, extra=config).cell(labels, METHODS[method]).settings
 
 
 @pytest.mark.engine
-def test_measuring_alignment_changes_nothing(tmp_path: Path) -> None:
+def test_measuring_alignment_changes_nothing(tmp_path):
     summaries = {
         every: run_locally(
             tiny("FedPSA", **{"alignment-every": every}).to_run_config()
@@ -181,7 +178,7 @@ def test_measuring_alignment_changes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.engine
-def test_methods_of_one_seed_share_data_model_clients_and_times(tmp_path: Path) -> None:
+def test_methods_of_one_seed_share_data_model_clients_and_times(tmp_path):
     """Common random numbers: what differs between two methods is the methods alone."""
     methods = ("FedPSA", "FedAsync", CONTROL)
     seen = []

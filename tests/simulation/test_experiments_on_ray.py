@@ -13,31 +13,31 @@ import pytest
 from simulation import cli
 from simulation.experiments.cell_task import pack, unpack
 from support.engines import events, wait_for
-from support.ray_cluster import RayCluster, ray_cluster
+from support.ray_cluster import ray_cluster
 
 SMALL = ["--datasets", "digits", "--alphas", "0.5", "--seeds", "0"]
 
 
-def command(cluster: RayCluster, *options: str) -> list[str]:
+def command(cluster, *options):
     start = ["reproduce", "table-accuracy", *SMALL, "--on", "ray", *options]
     return [*start, "--ray-address", cluster.address]
 
 
-def num_uploads(folder: Path) -> int:
+def num_uploads(folder):
     paths = folder.glob("runs/cells/*/events.jsonl")
     return sum(path.read_bytes().count(b'"event": "upload"') for path in paths)
 
 
-def first_wall(folder: Path) -> object:
+def first_wall(folder):
     return events(folder, "upload")[0]["wall"]
 
 
-def hashes(folder: Path, name: str = "table-accuracy") -> list[str]:
+def hashes(folder, name="table-accuracy"):
     lines = (folder / "results" / name / "cells.jsonl").read_text().splitlines()
     return [json.loads(line)["model_sha256"] for line in lines]
 
 
-def test_a_folder_comes_back_as_it_was(tmp_path: Path) -> None:
+def test_a_folder_comes_back_as_it_was(tmp_path):
     there, here = tmp_path / "there", tmp_path / "here"
     there.mkdir()
     (there / "events.jsonl").write_text("new")
@@ -50,17 +50,15 @@ def test_a_folder_comes_back_as_it_was(tmp_path: Path) -> None:
 
 @pytest.mark.engine
 @pytest.mark.slow
-def test_a_cell_whose_machine_is_lost_goes_on_elsewhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_cell_whose_machine_is_lost_goes_on_elsewhere(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     options = ["--methods", "FedPSA,Uniform", "--days", "0.4", "--set", "checkpoint-seconds=1"]
-    begun: dict[str, object] = {}
+    begun = {}
     with ray_cluster() as cluster:
         cluster.add()
         second = cluster.add()
 
-        def kill() -> None:
+        def kill():
             wait_for(lambda: len(list(tmp_path.glob("runs/cells/*/checkpoints/*"))) >= 2)
             cluster.kill(second)
             for path in tmp_path.glob("runs/cells/*/events.jsonl"):
@@ -89,9 +87,7 @@ def test_a_cell_whose_machine_is_lost_goes_on_elsewhere(
 
 @pytest.mark.engine
 @pytest.mark.slow
-def test_an_interrupted_experiment_on_ray_goes_on_where_it_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_experiment_on_ray_goes_on_where_it_stopped(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     options = ["--methods", "Uniform", "--days", "0.4", "--seeds", "0"]
     with ray_cluster() as cluster:
@@ -122,8 +118,8 @@ def test_an_interrupted_experiment_on_ray_goes_on_where_it_stopped(
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: a machine with other folders")
 def test_results_come_back_from_a_machine_that_does_not_share_the_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path, monkeypatch, capfd
+):
     monkeypatch.chdir(tmp_path)
     options = ["--methods", "FedPSA,Uniform", "--days", "0.02"]
     cells = tmp_path / "runs" / "cells"
@@ -145,9 +141,7 @@ def test_results_come_back_from_a_machine_that_does_not_share_the_folder(
 
 @pytest.mark.engine
 @pytest.mark.slow
-def test_without_a_cluster_ray_is_started_here(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_cluster_ray_is_started_here(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     start = ["reproduce", "table-accuracy", *SMALL, "--methods", "Uniform", "--days", "0.005"]

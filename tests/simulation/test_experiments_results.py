@@ -6,8 +6,6 @@ import random
 import re
 import shutil
 from html.parser import HTMLParser
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,7 +15,7 @@ from simulation.errors import RunFailed
 from simulation.experiments import bodies, paper
 from simulation.experiments.caption import scale_text, seeds_text, short_caption
 from simulation.experiments.catalogue import EXPERIMENTS
-from simulation.experiments.cells import CONTROL, METHODS, Cell
+from simulation.experiments.cells import CONTROL, METHODS
 from simulation.experiments.html import inline_svg, to_html
 from simulation.experiments.numbers import Estimate
 from simulation.experiments.options import Options
@@ -37,7 +35,7 @@ from simulation.experiments.store import CellStore
 from simulation.experiments.tables import Pivot, pivot_tables, reading
 
 
-def finish(cell: Cell, store: CellStore, accuracy: float | None = None) -> None:
+def finish(cell, store, accuracy=None):
     """Write the folder of a run that could have been."""
     chance = random.Random(f"{cell.id}")
     settings = cell.settings
@@ -46,7 +44,7 @@ def finish(cell: Cell, store: CellStore, accuracy: float | None = None) -> None:
     final = accuracy if accuracy is not None else level + chance.gauss(0, 0.01)
     store.prepare(cell, {"cpu": "Abacus 1", "cores": 3, "engine": "local", "side_by_side": 2})
     folder, end = store.path(cell), settings.virtual_days * DAY
-    lines: list[dict[str, Any]] = []
+    lines = []
     for step in range(41):
         time = end * step / 40
         value = final * (1 - math.exp(-6 * step / 40)) / (1 - math.exp(-6))
@@ -99,14 +97,14 @@ def finish(cell: Cell, store: CellStore, accuracy: float | None = None) -> None:
     (folder / "summary.json").write_text(json.dumps(summary))
 
 
-def finish_all(name: str, options: Options, store: CellStore) -> list[Cell]:
+def finish_all(name, options, store):
     cells = EXPERIMENTS[name].cells(options)
     for cell in {cell.id: cell for cell in cells}.values():
         finish(cell, store)
     return cells
 
 
-def row(method: str, alpha: float, seed: int, accuracy: float | None, **more: Any) -> Row:
+def row(method, alpha, seed, accuracy, **more):
     """Return a row of a table of accuracies; None: the run failed."""
     labels = {"method": method, "dataset": "fmnist", "alpha": alpha, "seed": seed}
     scale = {"days": 10.0, "clients": 50, "partition": "client-dirichlet", "lr": 0.01}
@@ -120,7 +118,7 @@ def row(method: str, alpha: float, seed: int, accuracy: float | None, **more: An
 ACCURACIES = Pivot(("dataset",), "method", "alpha", paper.accuracy)
 
 
-def lines_of(text: str, start: str) -> list[list[str]]:
+def lines_of(text, start):
     return [
         [part.strip() for part in line.strip("|").split("|")]
         for line in text.splitlines()
@@ -128,7 +126,7 @@ def lines_of(text: str, start: str) -> list[list[str]]:
     ]
 
 
-def test_a_table_by_hand() -> None:
+def test_a_table_by_hand():
     rows = [
         row("FedPSA", 0.1, 0, 0.84, mean_kappa=0.9, mean_effective_number=4.8),
         row("FedPSA", 0.1, 1, 0.86, mean_kappa=0.7, mean_effective_number=4.6),
@@ -151,14 +149,14 @@ def test_a_table_by_hand() -> None:
     assert "above Uniform in 1 of 1 columns" in text
 
 
-def test_what_failed_or_is_missing_is_said() -> None:
+def test_what_failed_or_is_missing_is_said():
     rows = [row("FedPSA", 0.5, 0, None), row(CONTROL, 0.5, 0, 0.8)]
     text = pivot_tables(rows, ACCURACIES)
     assert lines_of(text, "FedPSA")[0] == ["FedPSA", "failed", "83.93", "–"]
     assert "no pair of FedPSA and Uniform" in text
 
 
-def test_words_about_the_control_are_careful() -> None:
+def test_words_about_the_control_are_careful():
     one = [row("FedPSA", 0.1, 0, 0.84), row(CONTROL, 0.1, 0, 0.83)]
     assert "above Uniform in 1 of 1" in reading(one, ACCURACIES)
     assert "one seed is not enough" in reading(one, ACCURACIES)
@@ -172,7 +170,7 @@ def test_words_about_the_control_are_careful() -> None:
     assert reading(clear, ACCURACIES).endswith("it is above in 0 and below in 1.")
 
 
-def test_areas_of_shorter_runs_stand_alone() -> None:
+def test_areas_of_shorter_runs_stand_alone():
     pivot = Pivot(
         ("dataset",),
         "method",
@@ -192,7 +190,7 @@ def test_areas_of_shorter_runs_stand_alone() -> None:
     assert lines_of(pivot_tables([short], pivot), "FedPSA")[0] == ["FedPSA", "5.500"]
 
 
-def test_the_papers_numbers_are_found() -> None:
+def test_the_papers_numbers_are_found():
     place = {"dataset": "cifar10", "alpha": 0.1}
     assert paper.accuracy({"method": "FedPSA", **place}) == 61.83
     assert paper.accuracy({"method": "FedPAC", "dataset": "fmnist", "alpha": 0.1}) is None
@@ -206,7 +204,7 @@ def test_the_papers_numbers_are_found() -> None:
     assert paper.correlation("binned", "spearman") == 0.6833
 
 
-def test_curves_are_thinned_and_their_end_is_averaged() -> None:
+def test_curves_are_thinned_and_their_end_is_averaged():
     curve = [(float(i), i / 100) for i in range(101)]
     few = thinned(curve, 11)
     assert (few[0], few[-1], len(few)) == (curve[0], curve[-1], 11)
@@ -215,7 +213,7 @@ def test_curves_are_thinned_and_their_end_is_averaged() -> None:
     assert late_mean([]) is None
 
 
-def test_rows_keep_what_a_run_left(tmp_path: Path) -> None:
+def test_rows_keep_what_a_run_left(tmp_path):
     store = CellStore(tmp_path)
     (cell, *_) = EXPERIMENTS["figure-kappa"].cells(Options(seeds=(0,), days=1.0))
     assert make_row(cell, store).status == "missing"
@@ -230,8 +228,8 @@ def test_rows_keep_what_a_run_left(tmp_path: Path) -> None:
     assert from_lines(to_lines([made])) == [made]
 
 
-def test_stages_by_hand() -> None:
-    def aggregate(time: float, kappas: list[float], temperature: float | None) -> dict[str, Any]:
+def test_stages_by_hand():
+    def aggregate(time, kappas, temperature):
         report = {"kappas": kappas, "temperature": temperature, "effective_number": 2.0}
         return {"time": time, "report": report}
 
@@ -250,9 +248,9 @@ def test_stages_by_hand() -> None:
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_every_experiment_has_a_table_and_a_figure(name: str, tmp_path: Path) -> None:
+def test_every_experiment_has_a_table_and_a_figure(name, tmp_path):
     store = CellStore(tmp_path / "cells")
-    less: dict[str, Any] = {"model": "mlp"} if name == "table-midpoint-robust" else {}
+    less = {"model": "mlp"} if name == "table-midpoint-robust" else {}
     options = Options(seeds=(0, 1), days=1.0, alphas=(0.1,), extra=less)
     cells = finish_all(name, options, store)
     experiment = EXPERIMENTS[name]
@@ -280,7 +278,7 @@ def test_every_experiment_has_a_table_and_a_figure(name: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("name", ["table-aulc", "figure-kappa"])
-def test_the_same_cells_give_the_same_bytes(name: str, tmp_path: Path) -> None:
+def test_the_same_cells_give_the_same_bytes(name, tmp_path):
     store = CellStore(tmp_path / "cells")
     cells = finish_all(name, Options(seeds=(0,), days=1.0, alphas=(0.1,)), store)
     written = []
@@ -291,7 +289,7 @@ def test_the_same_cells_give_the_same_bytes(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["table-accuracy", *(n for n in EXPERIMENTS if "figure" in n)])
-def test_what_is_not_complete_is_shown_as_far_as_it_is(name: str, tmp_path: Path) -> None:
+def test_what_is_not_complete_is_shown_as_far_as_it_is(name, tmp_path):
     store, experiment = CellStore(tmp_path / "cells"), EXPERIMENTS[name]
     cells = experiment.cells(Options(seeds=(0,), days=1.0, alphas=(0.1,)))
     failures = {cells[0].id: "it\nbroke"}
@@ -301,7 +299,7 @@ def test_what_is_not_complete_is_shown_as_far_as_it_is(name: str, tmp_path: Path
     assert f"- `{cells[0].id}`: it broke" in table
 
 
-def test_correlations_of_made_up_pairs_are_in_the_table(tmp_path: Path) -> None:
+def test_correlations_of_made_up_pairs_are_in_the_table(tmp_path):
     labels = {"method": "FedPSA", "dataset": "digits", "alpha": 0.1, "seed": 0}
     pairs = [[0.05, 0.1], [0.15, 0.2], [0.25, 0.3]]
     scale = {"days": 1.0}
@@ -319,28 +317,28 @@ class Checker(HTMLParser):
 
     empty = frozenset({"meta", "br", "img", "link"})
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
-        self.open: list[str] = []
-        self.ids: set[str] = set()
-        self.texts: list[str] = []
-        self.links: list[str] = []
+        self.open = []
+        self.ids = set()
+        self.texts = []
+        self.links = []
 
-    def handle_starttag(self, tag: str, attrs: Any) -> None:
+    def handle_starttag(self, tag, attrs):
         if tag not in self.empty:
             self.open.append(tag)
         self._attributes(attrs)
 
-    def handle_startendtag(self, tag: str, attrs: Any) -> None:
+    def handle_startendtag(self, tag, attrs):
         self._attributes(attrs)
 
-    def handle_endtag(self, tag: str) -> None:
+    def handle_endtag(self, tag):
         assert self.open.pop() == tag
 
-    def handle_data(self, data: str) -> None:
+    def handle_data(self, data):
         self.texts.append(data)
 
-    def _attributes(self, attrs: Any) -> None:
+    def _attributes(self, attrs):
         for key, value in attrs:
             if key == "id":
                 assert value not in self.ids
@@ -349,7 +347,7 @@ class Checker(HTMLParser):
                 self.links.append(value)
 
 
-def test_the_report_is_one_valid_page_with_everything_in_it(tmp_path: Path) -> None:
+def test_the_report_is_one_valid_page_with_everything_in_it(tmp_path):
     out = tmp_path / "results"
     with pytest.raises(RunFailed, match="no results"):
         write_report(out)
@@ -380,7 +378,7 @@ def test_the_report_is_one_valid_page_with_everything_in_it(tmp_path: Path) -> N
             assert link[1:] in checker.ids, link
 
 
-def test_markdown_is_escaped() -> None:
+def test_markdown_is_escaped():
     html = to_html(
         "# left out\n\n## A & B\n\n**bold** `<code>`\n\n| a | b |\n|---|---:|\n| <i> | 1 ± 2 |"
     )
@@ -390,12 +388,12 @@ def test_markdown_is_escaped() -> None:
     assert '<td>&lt;i&gt;</td>\n<td>1 <span class="deviation">± 2</span></td>' in html
 
 
-def test_a_command_on_the_page_can_be_copied() -> None:
+def test_a_command_on_the_page_can_be_copied():
     html = to_html("the paper's `--set 'a=b'`")
     assert html == "<p>the paper’s <code>--set 'a=b'</code></p>\n"
 
 
-def test_columns_of_the_paper_stand_back_and_details_are_folded() -> None:
+def test_columns_of_the_paper_stand_back_and_details_are_folded():
     html = to_html(
         "### One\n\n| a | paper |\n|---|---:|\n| x | 1 |\n\n"
         "### Behind the numbers\n\n| a | b |\n|---|---:|\n| **1 ± 2** | y |\n\nafter"
@@ -410,7 +408,7 @@ def test_columns_of_the_paper_stand_back_and_details_are_folded() -> None:
     assert html.count('<div class="scroll"><table>') == 2
 
 
-def test_figures_share_a_page_without_sharing_ids() -> None:
+def test_figures_share_a_page_without_sharing_ids():
     svg = (
         '<?xml?><svg width="10pt" height="5pt" viewBox="0 0 10 5"><g id="a"/><use href="#a"/></svg>'
     )
@@ -420,13 +418,13 @@ def test_figures_share_a_page_without_sharing_ids() -> None:
     )
 
 
-def test_an_estimate_of_nothing_is_nothing() -> None:
+def test_an_estimate_of_nothing_is_nothing():
     assert not Estimate({})
     assert Estimate({0: 1.0}).deviation is None
     assert Estimate({0: 1.0, 1: 3.0}).standard_error == pytest.approx(1.0)
 
 
-def test_what_is_finished_can_be_written_without_running_the_rest(tmp_path: Path) -> None:
+def test_what_is_finished_can_be_written_without_running_the_rest(tmp_path):
     cells = tmp_path / "cells"
     options = ["--days", "1", "--cells", str(cells), "--out", str(tmp_path), "--label", "part"]
     finish_all("table-accuracy", Options(seeds=(0,), days=1.0, alphas=(0.1,)), CellStore(cells))
@@ -439,9 +437,7 @@ def test_what_is_finished_can_be_written_without_running_the_rest(tmp_path: Path
     assert cli.main([*command, "--label", "no/slashes"]) == 2
 
 
-def test_recorded_runs_need_not_be_there_any_more(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_recorded_runs_need_not_be_there_any_more(tmp_path, capsys):
     cells, out = tmp_path / "cells", tmp_path / "results"
     options = ["--days", "1", "--seeds", "0", "--alphas", "0.1"]
     options += ["--cells", str(cells), "--out", str(out)]
@@ -465,11 +461,11 @@ def test_recorded_runs_need_not_be_there_any_more(
     assert not recorded_rows(out, "pairs")
 
 
-def with_scale(made: Row, **scale: Any) -> Row:
+def with_scale(made, **scale):
     return Row(**{**vars(made), "scale": {**made.scale, **scale}})
 
 
-def test_captions_are_about_the_cells_that_are_shown() -> None:
+def test_captions_are_about_the_cells_that_are_shown():
     shown = [row("FedPSA", 0.1, seed, 0.8) for seed in (0, 1, 2)]
     shown += [row("FedPSA", alpha, 0, 0.8) for alpha in (0.5, 1.0)]
     planned = [Row(**{**vars(row("FedPSA", 0.5, s, None)), "status": "missing"}) for s in (1, 2)]
@@ -492,8 +488,8 @@ def test_captions_are_about_the_cells_that_are_shown() -> None:
     )
 
 
-def test_captions_of_several_datasets_name_them() -> None:
-    def on(dataset: str, seed: int) -> Row:
+def test_captions_of_several_datasets_name_them():
+    def on(dataset, seed):
         made = row("FedPSA", 0.1, seed, 0.8)
         return Row(**{**vars(made), "labels": {**made.labels, "dataset": dataset}})
 
@@ -503,7 +499,7 @@ def test_captions_of_several_datasets_name_them() -> None:
     assert "seed 0 alone, without a deviation, for MNIST" in uneven
 
 
-def drawn(name: str, rows: list[Row]) -> Any:
+def drawn(name, rows):
     from matplotlib.figure import Figure
 
     figure = Figure()
@@ -511,7 +507,7 @@ def drawn(name: str, rows: list[Row]) -> Any:
     return figure
 
 
-def ablation_rows(seeds: tuple[int, ...]) -> list[Row]:
+def ablation_rows(seeds):
     rows = []
     for number, variant in enumerate(("full", "without T", CONTROL)):
         for seed in seeds:
@@ -521,7 +517,7 @@ def ablation_rows(seeds: tuple[int, ...]) -> list[Row]:
     return rows
 
 
-def test_axes_of_accuracies_do_not_blow_up_noise() -> None:
+def test_axes_of_accuracies_do_not_blow_up_noise():
     figure = drawn("table-ablation", ablation_rows((0,)))
     low, high = figure.axes[0].get_xlim()
     assert high - low >= 2.0
@@ -533,7 +529,7 @@ def test_axes_of_accuracies_do_not_blow_up_noise() -> None:
     assert several.axes[0].containers[0].has_xerr
 
 
-def test_shades_of_accuracies_do_not_blow_up_noise() -> None:
+def test_shades_of_accuracies_do_not_blow_up_noise():
     rows = []
     for grid, x, y in [("γ, δ", 1.0, 1.0), ("γ, δ", 2.0, 1.0), ("L_s, L_q", 5, 50)]:
         made = row("FedPSA", 0.1, 0, 0.7886 + x / 10_000)
@@ -546,7 +542,7 @@ def test_shades_of_accuracies_do_not_blow_up_noise() -> None:
         assert high - low >= 2.0
 
 
-def test_the_report_says_each_scale_where_it_belongs(tmp_path: Path) -> None:
+def test_the_report_says_each_scale_where_it_belongs(tmp_path):
     store, out = CellStore(tmp_path / "cells"), tmp_path / "results"
     for name, days, datasets, folder in (
         ("table-accuracy", 10.0, ("fmnist",), out),
@@ -576,9 +572,7 @@ def test_the_report_says_each_scale_where_it_belongs(tmp_path: Path) -> None:
     assert "digits/table-accuracy/" in by_id["digits-table-accuracy"]
 
 
-def test_recorded_results_count_in_the_list(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_recorded_results_count_in_the_list(tmp_path, capsys):
     cells, out = tmp_path / "cells", tmp_path / "results"
     options = ["--days", "1", "--seeds", "0", "--alphas", "0.1", "--datasets", "digits"]
     options += ["--cells", str(cells), "--out", str(out)]

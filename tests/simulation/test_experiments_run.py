@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,19 +16,12 @@ from simulation import cli
 from support.commands import parsed
 from support.engines import events, wait_for
 
-Alive = Callable[[], set[int]]
-
 REPOSITORY = Path(cli.__file__).parents[1]
 SMALL = ["--datasets", "digits", "--alphas", "0.5", "--seeds", "0"]
 
 
 @pytest.mark.engine
-def test_an_experiment_is_run_once(
-    tmp_path: Path,
-    marked: Alive,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_an_experiment_is_run_once(tmp_path, marked, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     command = ["reproduce", "table-accuracy", *SMALL, "--days", "0.005", "--jobs", "2"]
     command += ["--methods", "FedPSA,Uniform"]
@@ -59,12 +51,7 @@ def test_an_experiment_is_run_once(
 
 
 @pytest.mark.engine
-def test_an_interrupted_experiment_goes_on_where_it_stopped(
-    tmp_path: Path,
-    marked: Alive,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_an_interrupted_experiment_goes_on_where_it_stopped(tmp_path, marked, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     command = ["reproduce", "table-accuracy", *SMALL, "--methods", "Uniform", "--jobs", "1"]
     command += ["--days", "0.1"]
@@ -78,7 +65,7 @@ def test_an_interrupted_experiment_goes_on_where_it_stopped(
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
 
-    def num_uploads() -> int:
+    def num_uploads():
         return sum(
             path.read_bytes().count(b'"event": "upload"')
             for path in tmp_path.glob("runs/cells/*/events.jsonl")
@@ -106,19 +93,14 @@ def test_an_interrupted_experiment_goes_on_where_it_stopped(
     assert len(sequences) == len(set(sequences)) > kept
 
 
-def start(folder: Path, *options: str) -> subprocess.Popen[str]:
+def start(folder, *options):
     command = [sys.executable, "-m", "simulation", "reproduce", "table-accuracy", *SMALL, *options]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    return subprocess.Popen(command, cwd=folder, text=True, **pipes)  # type: ignore[call-overload,no-any-return]
+    return subprocess.Popen(command, cwd=folder, text=True, **pipes)
 
 
 @pytest.mark.engine
-def test_two_commands_on_one_folder_share_the_work(
-    tmp_path: Path,
-    marked: Alive,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_two_commands_on_one_folder_share_the_work(tmp_path, marked, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     options = ["--methods", "FedPSA,Uniform", "--jobs", "1", "--days", "0.005"]
     other = start(tmp_path, *options)
@@ -134,9 +116,7 @@ def test_two_commands_on_one_folder_share_the_work(
 
 
 @pytest.mark.engine
-def test_a_command_takes_up_what_a_killed_one_left(
-    tmp_path: Path, marked: Alive, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_command_takes_up_what_a_killed_one_left(tmp_path, marked, monkeypatch):
     monkeypatch.chdir(tmp_path)
     options = ["--methods", "Uniform", "--jobs", "1", "--days", "0.05"]
     first = start(tmp_path, *options)
@@ -152,7 +132,7 @@ def test_a_command_takes_up_what_a_killed_one_left(
     assert len(sequences) == len(set(sequences)) > 50
 
 
-def test_the_commands_of_the_page_exist() -> None:
+def test_the_commands_of_the_page_exist():
     text = (REPOSITORY / "docs" / "reproduction" / "RUNNING.md").read_text()
     commands = [
         line.split("  #")[0].strip()

@@ -6,9 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,8 +17,6 @@ from simulation.engines.local import pool
 from simulation.engines.local.grid import LocalGrid
 from simulation.engines.local.run import run_locally
 from simulation.errors import LaunchFailed, RunFailed
-
-Alive = Callable[[], set[int]]
 
 # Nodes that add up what they are sent, and misbehave when they are told to.
 CLIENT = """
@@ -74,7 +69,7 @@ def train(message, context):
 
 
 @pytest.fixture(scope="module")
-def client_app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def client_app(tmp_path_factory):
     folder = tmp_path_factory.mktemp("client")
     (folder / "adding_client.py").write_text(CLIENT)
     with pytest.MonkeyPatch.context() as patch:
@@ -82,22 +77,22 @@ def client_app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield "adding_client:app"
 
 
-def train_message(node_id: int, value: int = 1, **config: Any) -> Message:
+def train_message(node_id, value=1, **config):
     record = ConfigRecord({"value": value, **config})
     return Message(RecordDict({"config": record}), node_id, "train")
 
 
-def answers(replies: Any) -> dict[int, tuple[Any, ...]]:
+def answers(replies):
     return {
         reply.metadata.src_node_id: tuple(reply.content["metrics"].values()) for reply in replies
     }
 
 
-def alive(pids: list[int]) -> set[int]:
+def alive(pids):
     return {p.pid for p in list_processes() if not p.zombie} & set(pids)
 
 
-def wait_until(condition: Callable[[], Any], seconds: float = 30.0) -> None:
+def wait_until(condition, seconds=30.0):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
@@ -106,7 +101,7 @@ def wait_until(condition: Callable[[], Any], seconds: float = 30.0) -> None:
 
 @pytest.mark.engine
 @pytest.mark.parametrize("workers", [0, 2])
-def test_nodes_know_who_they_are_and_remember(client_app: str, workers: int, marked: Alive) -> None:
+def test_nodes_know_who_they_are_and_remember(client_app, workers, marked):
     with LocalGrid(3, {"key": "text"}, workers=workers, app=client_app) as grid:
         nodes = sorted(grid.get_node_ids())
         assert not set(nodes) & set(range(3))
@@ -148,8 +143,8 @@ def test_nodes_know_who_they_are_and_remember(client_app: str, workers: int, mar
 
 
 @pytest.mark.engine
-def test_a_worker_that_dies_is_replaced(client_app: str, tmp_path: Path) -> None:
-    def run(grid: LocalGrid, **config: Any) -> list[dict[int, Any]]:
+def test_a_worker_that_dies_is_replaced(client_app, tmp_path):
+    def run(grid, **config):
         rounds = []
         for value in (1, 2, 3):
             messages = [train_message(n, value * n, **config) for n in grid.get_node_ids()]
@@ -181,8 +176,8 @@ def test_a_worker_that_dies_is_replaced(client_app: str, tmp_path: Path) -> None
 
 
 @pytest.mark.engine
-def test_the_server_trains_beside_its_workers(client_app: str) -> None:
-    pids: set[int] = set()
+def test_the_server_trains_beside_its_workers(client_app):
+    pids = set()
     with LocalGrid(6, {}, workers=1, app=client_app, train_here=True) as grid:
         nodes = sorted(grid.get_node_ids())
         for turn in range(1, 600):  # until the worker has started
@@ -198,7 +193,7 @@ def test_the_server_trains_beside_its_workers(client_app: str) -> None:
 
 
 @pytest.mark.engine
-def test_waiting_ends_when_a_reply_arrives(client_app: str) -> None:
+def test_waiting_ends_when_a_reply_arrives(client_app):
     with LocalGrid(2, {}, workers=1, app=client_app) as grid:
         first, second = sorted(grid.get_node_ids())
         assert not grid.wait(0.01)
@@ -221,7 +216,7 @@ def test_waiting_ends_when_a_reply_arrives(client_app: str) -> None:
 
 @pytest.mark.engine
 @pytest.mark.parametrize("size", [5_000, 500_000])
-def test_a_busy_worker_and_its_server_never_wait_for_each_other(client_app: str, size: int) -> None:
+def test_a_busy_worker_and_its_server_never_wait_for_each_other(client_app, size):
     # A message that waits at the worker, while its reply to another fills the way back.
     with LocalGrid(6, {}, workers=1, app=client_app) as grid:
         messages = [
@@ -239,7 +234,7 @@ def test_a_busy_worker_and_its_server_never_wait_for_each_other(client_app: str,
 
 
 @pytest.mark.engine
-def test_a_crash_is_not_blamed_on_a_job_that_was_done(client_app: str) -> None:
+def test_a_crash_is_not_blamed_on_a_job_that_was_done(client_app):
     with LocalGrid(5, {}, workers=1, app=client_app) as grid:
         nodes = sorted(grid.get_node_ids())
         assert list(grid.send_and_receive([train_message(nodes[0])]))
@@ -259,16 +254,12 @@ def test_a_crash_is_not_blamed_on_a_job_that_was_done(client_app: str) -> None:
     [(1, 1, 1), (1, 2, 2), (1, 5, 2), (2, 3, 2), (2, 4, 3), (2, 5, 4), (2, 9, 4)],
 )
 def test_busy_workers_have_their_next_jobs_if_enough_are_left_for_others(
-    client_app: str,
-    workers: int,
-    messages: int,
-    expected: int,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    sent: list[int] = []
+    client_app, workers, messages, expected, monkeypatch
+):
+    sent = []
     send = pool._Worker.send
 
-    def noted(worker: pool._Worker, job: pool.Job, state: bytes) -> None:
+    def noted(worker, job, state):
         sent.append(job.node_id)
         send(worker, job, state)
 
@@ -284,15 +275,13 @@ def test_busy_workers_have_their_next_jobs_if_enough_are_left_for_others(
 
 @pytest.mark.engine
 @pytest.mark.parametrize("workers", [0, 1])
-def test_messages_are_executed_in_the_order_in_which_replies_are_pulled(
-    client_app: str, workers: int
-) -> None:
+def test_messages_are_executed_in_the_order_in_which_replies_are_pulled(client_app, workers):
     with LocalGrid(4, {}, workers=workers, app=client_app) as grid:
         nodes = sorted(grid.get_node_ids())
         pushed = list(grid.push_messages([train_message(node) for node in nodes]))
         # Workers take longer to start than this: nothing is at work yet.
         order = pushed[::-1]
-        arrived: list[str] = []
+        arrived = []
         while len(arrived) < len(order):
             missing = [key for key in order if key not in arrived]
             replies = list(grid.pull_messages(missing))
@@ -305,7 +294,7 @@ def test_messages_are_executed_in_the_order_in_which_replies_are_pulled(
 
 @pytest.mark.engine
 @pytest.mark.parametrize("reference", ["no_such_module:app", "adding_client:train"])
-def test_an_app_that_cannot_be_loaded_ends_the_run(client_app: str, reference: str) -> None:
+def test_an_app_that_cannot_be_loaded_ends_the_run(client_app, reference):
     with (
         LocalGrid(2, {}, workers=1, app=reference) as grid,
         pytest.raises(RunFailed, match=f"client app {reference} cannot be loaded"),
@@ -314,7 +303,7 @@ def test_an_app_that_cannot_be_loaded_ends_the_run(client_app: str, reference: s
 
 
 @pytest.mark.engine
-def test_workers_do_not_outlive_a_killed_server(client_app: str, marked: Alive) -> None:
+def test_workers_do_not_outlive_a_killed_server(client_app, marked):
     code = (
         "import sys, time; sys.path[:] = eval(sys.argv[1])\n"
         "from flwr.app import ConfigRecord, Message, RecordDict\n"
@@ -329,7 +318,6 @@ def test_workers_do_not_outlive_a_killed_server(client_app: str, marked: Alive) 
     server = subprocess.Popen(
         [sys.executable, "-c", code, repr(sys.path)], stdout=subprocess.PIPE, text=True
     )
-    assert server.stdout is not None
     pids = json.loads(server.stdout.readline())
     wait_until(lambda: len(marked()) == 4)  # the server, its workers, and what one has started
     assert alive(pids) == set(pids)
@@ -351,7 +339,7 @@ DIGITS = {
 
 
 @pytest.mark.engine
-def test_the_number_of_workers_does_not_change_the_model(tmp_path: Path, marked: Alive) -> None:
+def test_the_number_of_workers_does_not_change_the_model(tmp_path, marked):
     hashes = set()
     for workers, here in ((0, False), (1, False), (1, True)):
         run_dir = tmp_path / f"{workers}-{here}"
@@ -366,9 +354,7 @@ def test_the_number_of_workers_does_not_change_the_model(tmp_path: Path, marked:
 
 @pytest.mark.engine
 @pytest.mark.parametrize("strategy", ["fedpsa", "fedpac"])
-def test_half_precision_updates_give_the_same_model_in_every_process(
-    strategy: str, tmp_path: Path
-) -> None:
+def test_half_precision_updates_give_the_same_model_in_every_process(strategy, tmp_path):
     found = {}
     for update_dtype, workers in (("float32", 0), ("bfloat16", 0), ("bfloat16", 1)):
         places = {
@@ -383,9 +369,7 @@ def test_half_precision_updates_give_the_same_model_in_every_process(
     assert found["bfloat16", 0]["bytes_up"] < 0.7 * found["float32", 0]["bytes_up"]
 
 
-def test_what_cannot_run_is_said_in_one_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_run_is_said_in_one_sentence(tmp_path, capsys):
     with pytest.raises(LaunchFailed, match=r"lr = -1\.0: must be above 0"):
         run_locally({"lr": -1.0}, workers=0)
     (tmp_path / "events.jsonl").touch()

@@ -1,8 +1,6 @@
 """Somebody's Flower app, which has none of our settings, on every engine."""
 
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
@@ -20,7 +18,7 @@ ENGINES = [
 
 
 @pytest.fixture
-def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def app(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     yield write_app(tmp_path / "app")
     for name in [name for name in sys.modules if name.partition(".")[0] == "ordinary"]:
@@ -28,12 +26,7 @@ def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_it_runs(
-    engine: tuple[str, ...],
-    app: Path,
-    marked: Callable[[], set[int]],
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_it_runs(engine, app, marked, capfd):
     assert cli.main([*engine, "--app", str(app), "--set", "learning-rate=0.25"]) == 0
     output = capfd.readouterr().out
     # Two rounds, each a step of 0.25 * (1 + 2) / 2.
@@ -44,19 +37,14 @@ def test_it_runs(
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_its_failure_is_the_commands(
-    engine: tuple[str, ...],
-    app: Path,
-    marked: Callable[[], set[int]],
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_its_failure_is_the_commands(engine, app, marked, capfd):
     assert cli.main([*engine, "--app", str(app), "--set", "learning-rate=2"]) == 1
     captured = capfd.readouterr()
     assert "the model is on fire" in captured.out + captured.err
     assert "Completed" not in captured.out
 
 
-def test_its_settings_are_checked(app: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_its_settings_are_checked(app, capsys):
     assert cli.main(["run", "--app", str(app), "--set", "learning_rate=2"]) == 2
     assert "did you mean learning-rate?" in capsys.readouterr().err
     assert cli.main(["run", "--app", str(app), "--set", "lr=2"]) == 2

@@ -2,8 +2,6 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
@@ -61,7 +59,7 @@ def loss(outputs, targets):
 
 
 @pytest.fixture
-def own_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def own_tasks(tmp_path, monkeypatch):
     path = tmp_path / "tasks_of_mine.py"
     path.write_text(TASK)
     monkeypatch.syspath_prepend(tmp_path)
@@ -72,13 +70,13 @@ def own_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     find_task.cache_clear()
 
 
-def cells(*more: str) -> list:  # type: ignore[type-arg]
+def cells(*more):
     words = ["reproduce", "table-accuracy", "--datasets", "tasks_of_mine,tasks_of_mine:Classes"]
     arguments = parsed([*words, "--seeds", "0", *more])
     return EXPERIMENTS["table-accuracy"].cells(read_options(arguments))
 
 
-def test_own_tasks_are_compared_once_for_each_method(own_tasks: Path) -> None:
+def test_own_tasks_are_compared_once_for_each_method(own_tasks):
     found = cells("--alphas", "0.1,0.5")
     # They share out their data themselves; some methods need an encoder, which theirs lack.
     without_head = [
@@ -95,7 +93,7 @@ def test_own_tasks_are_compared_once_for_each_method(own_tasks: Path) -> None:
     assert expected_seconds(found[0]) > 0
 
 
-def test_a_changed_task_is_another_one(own_tasks: Path) -> None:
+def test_a_changed_task_is_another_one(own_tasks):
     before = [cell.id for cell in cells()]
     assert before == [cell.id for cell in cells()]
     own_tasks.write_text(TASK.replace("* 2", "* 3"))
@@ -103,11 +101,7 @@ def test_a_changed_task_is_another_one(own_tasks: Path) -> None:
 
 
 @pytest.mark.engine
-def test_their_names_and_numbers_are_in_the_tables(
-    own_tasks: Path,
-    marked: Callable[[], set[int]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_their_names_and_numbers_are_in_the_tables(own_tasks, marked, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(own_tasks.parent))
     command = ["reproduce", "table-accuracy", "--seeds", "0", "--days", "0.01", "--jobs", "2"]
     command += ["--datasets", "tasks_of_mine,tasks_of_mine:Classes", "--methods", "FedBuff,Uniform"]

@@ -7,7 +7,6 @@ import time
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -21,11 +20,11 @@ REPOSITORY = Path(cli.__file__).parents[1]
 
 
 @pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+def engine(monkeypatch):
     """Replace all engines; what they are given is noted."""
-    started: list[dict[str, Any]] = []
+    started = []
 
-    def run(given: launch.Launch) -> dict[str, Any]:
+    def run(given):
         started.append(dict(given.run_config))
         return {"status": "completed"}
 
@@ -34,7 +33,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return started
 
 
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+def refused(capsys, *arguments):
     assert cli.main(arguments) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -63,14 +62,8 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 )
 @pytest.mark.parametrize("command", ["run", "deploy"])
 def test_what_cannot_run_is_one_sentence(
-    text: str,
-    sentence: str,
-    command: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    engine: list[dict[str, Any]],
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    text, sentence, command, tmp_path, monkeypatch, engine, capsys
+):
     monkeypatch.chdir(tmp_path)
     bounds = ["--set", "num-server-rounds=1"]
     assert sentence in refused(capsys, command, "--set", text, *bounds)
@@ -78,9 +71,7 @@ def test_what_cannot_run_is_one_sentence(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_folder_that_holds_a_run_is_refused_after_its_settings(
-    tmp_path: Path, engine: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_that_holds_a_run_is_refused_after_its_settings(tmp_path, engine, capsys):
     (tmp_path / "events.jsonl").touch()
     here = ["run", "--run-dir", str(tmp_path)]
     assert "lr = -1.0: must be above 0" in refused(capsys, *here, "--set", "lr=-1")
@@ -91,18 +82,14 @@ def test_a_folder_that_holds_a_run_is_refused_after_its_settings(
     assert not engine
 
 
-def test_what_has_no_effect_is_warned_of(
-    tmp_path: Path, engine: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_has_no_effect_is_warned_of(tmp_path, engine, capsys):
     assert cli.main(["run", "--run-dir", str(tmp_path / "a"), "--set", "mixing=0.2"]) == 0
     assert "Warning: mixing = 0.2 has no effect: strategy 'fedpsa'" in capsys.readouterr().err
     assert cli.main(["run", "--run-dir", str(tmp_path / "b")]) == 0
     assert capsys.readouterr().err == ""
 
 
-def test_relative_folders_are_those_of_the_caller(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: list[dict[str, Any]]
-) -> None:
+def test_relative_folders_are_those_of_the_caller(tmp_path, monkeypatch, engine):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data").mkdir()
     places = ["--set", "data-dir=data", "--set", "cache-dir=cache"]
@@ -128,9 +115,7 @@ def test_relative_folders_are_those_of_the_caller(
         ["reproduce", "table-accuracy", "--days", "nan"],
     ],
 )
-def test_impossible_options_are_refused(
-    arguments: list[str], engine: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_impossible_options_are_refused(arguments, engine, capsys):
     assert cli.main(arguments) == 2
     assert "Error: Invalid value for '--" in capsys.readouterr().err
     assert not engine
@@ -144,13 +129,13 @@ _TEXTS = st.text(max_size=300) | st.sampled_from(
 
 @given(st.data())
 @settings(max_examples=200, deadline=None)
-def test_a_command_starts_a_run_that_flower_takes_or_is_refused(data: st.DataObject) -> None:
+def test_a_command_starts_a_run_that_flower_takes_or_is_refused(data):
     """For every setting, whatever is written behind its name."""
     key = key_of(data.draw(st.sampled_from(fields(Settings))).name)
     value = data.draw(_NUMBERS.map(str) | _TEXTS | st.booleans().map(str))
-    started: list[dict[str, Any]] = []
+    started = []
 
-    def run(given: launch.Launch) -> dict[str, Any]:
+    def run(given):
         started.append(dict(given.run_config))
         return {"status": "completed"}
 
@@ -173,7 +158,7 @@ def test_a_command_starts_a_run_that_flower_takes_or_is_refused(data: st.DataObj
         assert not started
 
 
-def test_a_bad_setting_is_refused_within_moments(tmp_path: Path) -> None:
+def test_a_bad_setting_is_refused_within_moments(tmp_path):
     began = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "simulation", "run", "--set", "lr=-1"],

@@ -4,7 +4,6 @@ import importlib
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ from simulation import compare, load, objects, simulate
 from simulation.errors import Refused
 from support.own_method import write_example
 
-SMALL: dict[str, Any] = {
+SMALL = {
     "clients": 4,
     "virtual_days": 0.0,
     "num_server_rounds": 2,
@@ -28,34 +27,34 @@ SMALL: dict[str, Any] = {
 
 
 @pytest.fixture(autouse=True)
-def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
 class Signs:
     """A task with a state: its object travels, not its class."""
 
-    def __init__(self, size: int = 30) -> None:
+    def __init__(self, size=30):
         self.size = size
 
-    def make_model(self, seed: int) -> nn.Module:
+    def make_model(self, seed):
         torch.manual_seed(seed)
         return nn.Linear(3, 2)
 
-    def train_data(self, node_config: Any) -> Any:
+    def train_data(self, node_config):
         generator = torch.Generator().manual_seed(int(node_config["partition-id"]))
         x = torch.randn(self.size, 3, generator=generator)
         return x, (x[:, 0] > 0).long()
 
-    def test_data(self) -> Any:
+    def test_data(self):
         return self.train_data({"partition-id": 999})
 
-    def loss(self, outputs: Any, targets: Any) -> Any:
+    def loss(self, outputs, targets):
         return nn.functional.cross_entropy(outputs, targets, reduction="none")
 
 
 class MedianRule(BufferedRule):
-    def aggregate(self, updates: Any) -> Any:
+    def aggregate(self, updates):
         return self.model + np.median([update.delta for update in updates], axis=0)
 
 
@@ -67,7 +66,7 @@ class Median(Method):
     buffer_size: int = setting(3, "uploads per version", least=1)
 
 
-def test_a_run_has_accuracy_curve_events_picture_and_model() -> None:
+def test_a_run_has_accuracy_curve_events_picture_and_model():
     threads = torch.get_num_threads()
     run = simulate("fedbuff", "digits", workers=0, name="first", tags=["a", "b"], **SMALL)
     assert torch.get_num_threads() == threads
@@ -85,7 +84,7 @@ def test_a_run_has_accuracy_curve_events_picture_and_model() -> None:
     assert len(compare([run, again, load(run.folder)]).rows) == 3
 
 
-def test_tasks_and_methods_may_be_objects_of_this_session_in_worker_processes() -> None:
+def test_tasks_and_methods_may_be_objects_of_this_session_in_worker_processes():
     # As in a notebook: no other process can import these.
     task = type("Mine", (Signs,), {"__module__": "__main__"})(size=20)
     rule = type("Rule", (MedianRule,), {"__module__": "__main__"})
@@ -98,9 +97,7 @@ def test_tasks_and_methods_may_be_objects_of_this_session_in_worker_processes() 
     assert here.summary["model_sha256"] == run.summary["model_sha256"]
 
 
-def test_what_others_can_import_keeps_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_others_can_import_keeps_its_name(tmp_path, monkeypatch):
     write_example(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     module = importlib.import_module("trimmed")
@@ -111,7 +108,7 @@ def test_what_others_can_import_keeps_its_name(
         objects.reference_to(threading.Lock())
 
 
-def test_a_method_of_ours_may_be_an_object_too() -> None:
+def test_a_method_of_ours_may_be_an_object_too():
     run = simulate(FedBuffMethod(buffer_size=2), "digits", workers=0, **SMALL)
     assert (run.settings["strategy"], run.settings["buffer-size"]) == ("fedbuff", 2)
 
@@ -132,9 +129,7 @@ def test_a_method_of_ours_may_be_an_object_too() -> None:
         ({"clients": "ten"}, "num-clients = 'ten': must be a whole number"),
     ],
 )
-def test_what_cannot_run_is_one_sentence(
-    given: dict[str, Any], sentence: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_run_is_one_sentence(given, sentence, monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     with pytest.raises(Refused) as caught:
         simulate(**{**SMALL, **given})
@@ -142,12 +137,12 @@ def test_what_cannot_run_is_one_sentence(
     assert not Path("runs").exists()
 
 
-def test_a_strategy_is_not_a_method() -> None:
+def test_a_strategy_is_not_a_method():
     with pytest.raises(TypeError, match="strategy is a FedBuff: name a method"):
-        simulate(FedBuff(), "digits", **SMALL)  # type: ignore[arg-type]
+        simulate(FedBuff(), "digits", **SMALL)
 
 
-def test_a_name_is_taken_once() -> None:
+def test_a_name_is_taken_once():
     simulate("fedbuff", "digits", workers=0, name="mine", **SMALL)
     with pytest.raises(Refused, match="already holds a run"):
         simulate("fedbuff", "digits", workers=0, name="mine", **SMALL)

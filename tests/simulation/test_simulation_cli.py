@@ -4,7 +4,6 @@ import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,7 +12,7 @@ from simulation.errors import LaunchFailed, Refused, RunFailed
 from support.commands import parsed
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
-DEFAULTS: dict[str, Any] = {
+DEFAULTS = {
     "run-dir": "",
     "num-clients": 2,
     "clock": "wall",
@@ -24,7 +23,7 @@ DEFAULTS: dict[str, Any] = {
 }
 
 
-def config(*arguments: str) -> dict[str, Any]:
+def config(*arguments):
     return cli.build_run_config(parsed(arguments), DEFAULTS, NOW)
 
 
@@ -49,13 +48,13 @@ def config(*arguments: str) -> dict[str, Any]:
         ("", "text", ""),
     ],
 )
-def test_values_are_toml_or_plain_text(text: str, default: Any, value: Any) -> None:
+def test_values_are_toml_or_plain_text(text, default, value):
     found = cli.parse_value(text, default)
     assert found == value
     assert type(found) is type(value)
 
 
-def test_defaults_of_run_and_deploy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_defaults_of_run_and_deploy(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     name = "20260102T030405Z-fedpsa-digits"
     assert config("run") == {
@@ -72,15 +71,13 @@ def test_defaults_of_run_and_deploy(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert config("run")["run-dir"].endswith(f"{name}-2")
 
 
-def test_the_folder_is_named_after_an_own_task(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_folder_is_named_after_an_own_task(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     built = config("run", "--set", "task=my_module:my_task")
     assert built["run-dir"].endswith("-fedpsa-my_module.my_task")
 
 
-def test_settings_win(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_win(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     settings = ["--set", "strategy=fedbuff", "--set", "lr=1", "--set", "clock=wall"]
     built = config("run", *settings, "--set", "num-clients=7", "--run-dir", "here")
@@ -96,7 +93,7 @@ def test_settings_win(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "-fedbuff-" in config("run", *settings)["run-dir"]
 
 
-def test_contradictions_and_unknown_keys_are_refused() -> None:
+def test_contradictions_and_unknown_keys_are_refused():
     with pytest.raises(Refused, match="--set num-clients contradicts"):
         config("run", "--clients", "3", "--set", "num-clients=4")
     with pytest.raises(Refused, match="did you mean strategy"):
@@ -106,26 +103,20 @@ def test_contradictions_and_unknown_keys_are_refused() -> None:
 @pytest.mark.parametrize(
     "arguments", [["run", "--set", "lr"], ["run", "--clients", "0"], ["walk"], []]
 )
-def test_nonsense_is_refused_by_the_parser(
-    arguments: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nonsense_is_refused_by_the_parser(arguments, capsys):
     assert cli.main(arguments) == 2
     assert "Usage:" in capsys.readouterr().err
 
 
-def run_with(
-    engine: Any, tiny_app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *more: str
-) -> int:
+def run_with(engine, tiny_app, tmp_path, monkeypatch, *more):
     monkeypatch.setitem(launch.ENGINES, "ray", engine)
     return cli.main(["run", "--app", str(tiny_app), "--run-dir", str(tmp_path / "run"), *more])
 
 
-def test_a_completed_run_exits_with_0(
-    tiny_app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[tuple[dict[str, Any], int]] = []
+def test_a_completed_run_exits_with_0(tiny_app, tmp_path, monkeypatch):
+    seen = []
 
-    def engine(given: launch.Launch) -> dict[str, Any]:
+    def engine(given):
         seen.append((dict(given.run_config), given.clients))
         return {"status": "completed"}
 
@@ -144,15 +135,9 @@ def test_a_completed_run_exits_with_0(
     ],
 )
 def test_a_failed_run_exits_with_1_and_without_a_traceback(
-    error: Exception,
-    quiet: bool,
-    shown: str,
-    tiny_app: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    def engine(*_: Any) -> dict[str, Any]:
+    error, quiet, shown, tiny_app, tmp_path, monkeypatch, capsys
+):
+    def engine(*_):
         raise error
 
     more = ["--quiet"] if quiet else []
@@ -160,31 +145,27 @@ def test_a_failed_run_exits_with_1_and_without_a_traceback(
     assert capsys.readouterr().err == shown
 
 
-def test_an_interrupted_run_exits_with_130(
-    tiny_app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def engine(*_: Any) -> dict[str, Any]:
+def test_an_interrupted_run_exits_with_130(tiny_app, tmp_path, monkeypatch):
+    def engine(*_):
         raise KeyboardInterrupt
 
     assert run_with(engine, tiny_app, tmp_path, monkeypatch) == 130
 
 
-def test_deploy_runs_on_processes(
-    tiny_app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: dict[str, Any] = {}
+def test_deploy_runs_on_processes(tiny_app, tmp_path, monkeypatch):
+    seen = {}
 
     class FakeDeployment:
-        def __init__(self, app_dir: Path, **options: Any) -> None:
+        def __init__(self, app_dir, **options):
             seen.update(options, app_dir=app_dir)
 
-        def __enter__(self) -> "FakeDeployment":
+        def __enter__(self):
             return self
 
-        def __exit__(self, *_: object) -> None:
+        def __exit__(self, *_):
             seen["ended"] = True
 
-        def run(self, run_config: dict[str, Any], *, stream: bool) -> dict[str, Any]:
+        def run(self, run_config, *, stream):
             seen.update(run_config=run_config, stream=stream)
             return {"status": "completed"}
 
@@ -203,14 +184,12 @@ def test_deploy_runs_on_processes(
     }
 
 
-def test_a_folder_without_an_app_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_without_an_app_is_named(tmp_path, capsys):
     assert cli.main(["run", "--app", str(tmp_path)]) == 2
     assert "is not the folder of a Flower app" in capsys.readouterr().err
 
 
-def test_the_command_line_is_light() -> None:
+def test_the_command_line_is_light():
     loaded = "{'torch', 'ray', 'flwr', 'numpy', 'rich'} & {*sys.modules}"
     heavy = f"import sys, simulation.cli; print({loaded})"
     done = subprocess.run(

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,12 +15,8 @@ from support.ordinary_app import write_app
 
 pytestmark = pytest.mark.engine
 
-Alive = Callable[[], set[int]]
 
-
-def test_an_app_on_the_ray_engine_until_ctrl_c(
-    tiny_app: Path, tmp_path: Path, marked: Alive
-) -> None:
+def test_an_app_on_the_ray_engine_until_ctrl_c(tiny_app, tmp_path, marked):
     command = [sys.executable, "-m", "simulation", "run", "--app", str(tiny_app), "--clients", "2"]
     launcher = subprocess.Popen(
         [*command, "--set", "mode=forever", "--run-dir", str(tmp_path / "run"), "--cpus", "2"],
@@ -29,7 +24,6 @@ def test_an_app_on_the_ray_engine_until_ctrl_c(
         stderr=subprocess.STDOUT,
         text=True,
     )
-    assert launcher.stdout is not None
     shown = []
     for line in launcher.stdout:
         shown.append(line)
@@ -46,9 +40,7 @@ def test_an_app_on_the_ray_engine_until_ctrl_c(
     assert not marked()
 
 
-def test_deployment(
-    tiny_app: Path, tmp_path: Path, marked: Alive, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_deployment(tiny_app, tmp_path, marked, capsys):
     with Deployment(tiny_app, num_nodes=2, log_dir=tmp_path / "logs") as deployment:
         assert {deployment.superlink_pid, *deployment.node_pids} <= marked()
         assert {node.node_id for node in deployment.nodes} == deployment.online_node_ids()
@@ -80,9 +72,7 @@ def test_deployment(
     assert not marked()
 
 
-def test_a_node_that_does_not_start_is_named(
-    tiny_app: Path, tmp_path: Path, marked: Alive, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_node_that_does_not_start_is_named(tiny_app, tmp_path, marked, monkeypatch):
     commands = tmp_path / "commands"
     commands.mkdir()
     broken = commands / "flower-supernode"

@@ -31,12 +31,12 @@ WARNING: Federation of 3 clients""".splitlines()
 
 
 @pytest.mark.parametrize("line", NOISE)
-def test_what_every_run_says_is_left_out(line: str) -> None:
+def test_what_every_run_says_is_left_out(line):
     assert readable(line, colours=True) is None
 
 
 @pytest.mark.parametrize("line", WORTH_SEEING)
-def test_all_else_is_shown(line: str) -> None:
+def test_all_else_is_shown(line):
     assert readable(line, colours=True) == line
     shown = readable(line, colours=False)
     assert shown is not None

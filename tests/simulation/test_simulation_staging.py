@@ -1,7 +1,5 @@
 """The lean copy gives the bundle that the app's own folder gives, only sooner."""
 
-from pathlib import Path
-
 import pytest
 from flwr.cli.build import build_fab_from_disk
 
@@ -9,7 +7,7 @@ from simulation.engines.flower.staging import staged_app
 
 
 @pytest.fixture
-def cluttered_app(tiny_app: Path, tmp_path: Path) -> Path:
+def cluttered_app(tiny_app, tmp_path):
     app = tmp_path / "app"
     for path in tiny_app.rglob("*.*"):
         if path.is_file():
@@ -37,7 +35,7 @@ def cluttered_app(tiny_app: Path, tmp_path: Path) -> Path:
     return app
 
 
-def test_only_what_flower_may_bundle_is_copied(cluttered_app: Path, tmp_path: Path) -> None:
+def test_only_what_flower_may_bundle_is_copied(cluttered_app, tmp_path):
     with staged_app(cluttered_app, tmp_path) as copy:
         names = {p.relative_to(copy).as_posix() for p in copy.rglob("*") if p.is_file()}
     assert not copy.exists()
@@ -54,7 +52,7 @@ def test_only_what_flower_may_bundle_is_copied(cluttered_app: Path, tmp_path: Pa
     }
 
 
-def test_the_bundle_is_the_same(cluttered_app: Path, tmp_path: Path) -> None:
+def test_the_bundle_is_the_same(cluttered_app, tmp_path):
     # Flower itself would take a virtual environment that git does not ignore.
     (cluttered_app / ".gitignore").write_text("runs/\n*.log.json\nenvironment/\n")
     with staged_app(cluttered_app, tmp_path) as copy:

@@ -5,14 +5,12 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from simulation.engines.flower.processes import Child, ProcessGroup
-from simulation.engines.flower.submit import Run, submit
+from simulation.engines.flower.processes import ProcessGroup
+from simulation.engines.flower.submit import submit
 from simulation.engines.flower.superlink import SuperLink
 from simulation.environment import flower_environment, new_token
 from simulation.errors import LaunchFailed, RunFailed, RunTimeout
@@ -38,24 +36,24 @@ class FakeSuperLink:
     connection = "fake"
     flwr = SuperLink.flwr
 
-    def __init__(self, group: ProcessGroup, folder: Path) -> None:
+    def __init__(self, group, folder):
         self.group = group
         self.folder = folder
-        self.process: Child = group.start("superlink", ["sleep", "600"])
+        self.process = group.start("superlink", ["sleep", "600"])
 
-    def says(self, **answers: Any) -> None:
+    def says(self, **answers):
         for command, answer in answers.items():
             (self.folder / f"{command}.json").write_text(json.dumps(answer))
 
-    def logs(self, script: str) -> None:
+    def logs(self, script):
         (self.folder / "log.py").write_text(script)
 
-    def calls(self) -> list[list[str]]:
+    def calls(self):
         return [json.loads(line) for line in (self.folder / "calls").read_text().splitlines()]
 
 
 @pytest.fixture
-def superlink(tmp_path: Path, marked: Callable[[], set[int]]) -> Iterator[FakeSuperLink]:
+def superlink(tmp_path, marked):
     folder = tmp_path / "launch"
     folder.mkdir()
     command = folder / "flwr"
@@ -71,23 +69,23 @@ def superlink(tmp_path: Path, marked: Callable[[], set[int]]) -> Iterator[FakeSu
 
 
 @pytest.fixture
-def run_dir(tmp_path: Path) -> Path:
+def run_dir(tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
     return folder
 
 
-def start(superlink: FakeSuperLink, app: Path, run_dir: Path, **more: Any) -> Run:
-    return submit(superlink, app, {"run-dir": str(run_dir), **more})  # type: ignore[arg-type]
+def start(superlink, app, run_dir, **more):
+    return submit(superlink, app, {"run-dir": str(run_dir), **more})
 
 
-def writes(run_dir: Path, **summary: Any) -> str:
+def writes(run_dir, **summary):
     return f"open({str(run_dir / 'summary.json')!r}, 'w').write({json.dumps(summary)!r})\n"
 
 
-def test_a_completed_run(superlink: FakeSuperLink, tiny_app: Path, run_dir: Path) -> None:
+def test_a_completed_run(superlink, tiny_app, run_dir):
     superlink.logs(writes(run_dir, status="completed", accuracy=0.5) + "print('one\\ntwo')")
-    lines: list[str] = []
+    lines = []
     run = start(superlink, tiny_app, run_dir, text='say "hi"')
     assert run.wait(echo=lines.append) == {"status": "completed", "accuracy": 0.5}
     assert lines == ["one", "two"]
@@ -96,7 +94,7 @@ def test_a_completed_run(superlink: FakeSuperLink, tiny_app: Path, run_dir: Path
     assert call[4] == f'run-dir="{run_dir}" text="say \\u0022hi\\u0022"'
 
 
-def test_a_failed_run_says_why(superlink: FakeSuperLink, tiny_app: Path, run_dir: Path) -> None:
+def test_a_failed_run_says_why(superlink, tiny_app, run_dir):
     superlink.logs(writes(run_dir, status="failed", error="ValueError: no") + "print('trace')")
     with pytest.raises(RunFailed, match="The run failed: ValueError: no") as caught:
         start(superlink, tiny_app, run_dir).wait()
@@ -104,17 +102,13 @@ def test_a_failed_run_says_why(superlink: FakeSuperLink, tiny_app: Path, run_dir
     assert caught.value.log_tail == "trace"
 
 
-def test_a_stopped_run_is_no_completed_run(
-    superlink: FakeSuperLink, tiny_app: Path, run_dir: Path
-) -> None:
+def test_a_stopped_run_is_no_completed_run(superlink, tiny_app, run_dir):
     superlink.logs(writes(run_dir, status="stopped"))
     with pytest.raises(RunFailed, match=r"The run was stopped\."):
         start(superlink, tiny_app, run_dir).wait()
 
 
-def test_a_log_that_ends_too_early_is_no_end_of_the_run(
-    superlink: FakeSuperLink, tiny_app: Path, run_dir: Path
-) -> None:
+def test_a_log_that_ends_too_early_is_no_end_of_the_run(superlink, tiny_app, run_dir):
     superlink.says(list={"success": True, "runs": [{"status": "running", "status-details": "N/A"}]})
     superlink.logs(
         "if (here / 'second').exists():\n"
@@ -125,9 +119,7 @@ def test_a_log_that_ends_too_early_is_no_end_of_the_run(
 
 
 @pytest.mark.parametrize("left_behind", [None, '{"status": "completed"}', '{"status": "comp'])
-def test_a_run_without_its_own_summary_did_not_complete(
-    superlink: FakeSuperLink, tiny_app: Path, run_dir: Path, left_behind: str | None
-) -> None:
+def test_a_run_without_its_own_summary_did_not_complete(superlink, tiny_app, run_dir, left_behind):
     if left_behind:
         (run_dir / "summary.json").write_text(left_behind)
     row = {"status": "finished:failed", "status-details": "No module named 'x'"}
@@ -138,9 +130,7 @@ def test_a_run_without_its_own_summary_did_not_complete(
     assert caught.value.log_tail == "the last words"
 
 
-def test_a_superlink_that_dies_is_named(
-    superlink: FakeSuperLink, tiny_app: Path, run_dir: Path
-) -> None:
+def test_a_superlink_that_dies_is_named(superlink, tiny_app, run_dir):
     superlink.logs("time.sleep(0.5); sys.exit(1)")
     run = start(superlink, tiny_app, run_dir)
     superlink.process.process.kill()
@@ -148,9 +138,7 @@ def test_a_superlink_that_dies_is_named(
         run.wait()
 
 
-def test_a_log_that_breaks_off_is_taken_up_again(
-    superlink: FakeSuperLink, tiny_app: Path, run_dir: Path
-) -> None:
+def test_a_log_that_breaks_off_is_taken_up_again(superlink, tiny_app, run_dir):
     superlink.says(list={"success": True, "runs": [{"status": "running", "status-details": "N/A"}]})
     superlink.logs(
         "print('one\\ntwo')\n"
@@ -159,20 +147,18 @@ def test_a_log_that_breaks_off_is_taken_up_again(
         "    sys.exit(1)\n"
         "print('three')\n" + writes(run_dir, status="completed")
     )
-    lines: list[str] = []
+    lines = []
     start(superlink, tiny_app, run_dir).wait(echo=lines.append)
     assert lines == ["one", "two", "three"]
 
 
-def test_a_time_limit(superlink: FakeSuperLink, tiny_app: Path, run_dir: Path) -> None:
+def test_a_time_limit(superlink, tiny_app, run_dir):
     superlink.logs("time.sleep(600)")
     with pytest.raises(RunTimeout, match="did not end within 1 s"):
         start(superlink, tiny_app, run_dir).wait(timeout=1.0)
 
 
-def test_stopping_asks_the_server_app_first(
-    superlink: FakeSuperLink, tiny_app: Path, run_dir: Path
-) -> None:
+def test_stopping_asks_the_server_app_first(superlink, tiny_app, run_dir):
     request = run_dir / "stop-requested"
     request.touch()  # an old request is for an old run
     superlink.logs(
@@ -182,27 +168,21 @@ def test_stopping_asks_the_server_app_first(
     )
     run = start(superlink, tiny_app, run_dir)
     time.sleep(0.5)
-    lines: list[str] = []
+    lines = []
     run.stop(echo=lines.append)
     assert lines == ["stopping"]
     assert not request.exists()
     assert [call[0] for call in superlink.calls()] == ["run", "log"]
 
 
-def test_ctrl_c_stops_the_run(
-    superlink: FakeSuperLink,
-    tiny_app: Path,
-    run_dir: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_ctrl_c_stops_the_run(superlink, tiny_app, run_dir, monkeypatch, capsys):
     monkeypatch.setattr("simulation.engines.flower.submit._REQUEST_SECONDS", 0.5)
     superlink.logs(
         "print('working', flush=True)\n"
         "time.sleep(2)\n" + writes(run_dir, status="stopped") + "time.sleep(600)"
     )
 
-    def interrupt(line: str) -> None:
+    def interrupt(line):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -212,8 +192,8 @@ def test_ctrl_c_stops_the_run(
 
 
 def test_runs_that_cannot_work_are_refused_before_anything_starts(
-    superlink: FakeSuperLink, tiny_app: Path, run_dir: Path, tmp_path: Path
-) -> None:
+    superlink, tiny_app, run_dir, tmp_path
+):
     with pytest.raises(LaunchFailed, match=r"no setting 'modee': did you mean mode\?"):
         start(superlink, tiny_app, run_dir, modee="once")
     with pytest.raises(LaunchFailed, match="absolute path"):
@@ -223,9 +203,7 @@ def test_runs_that_cannot_work_are_refused_before_anything_starts(
     assert not (superlink.folder / "calls").exists()
 
 
-def test_flowers_own_refusal_is_passed_on(
-    superlink: FakeSuperLink, tiny_app: Path, run_dir: Path
-) -> None:
+def test_flowers_own_refusal_is_passed_on(superlink, tiny_app, run_dir):
     message = "Using SuperLink: fake (127.0.0.1:1)\n\nInvalid federation.\nTry another."
     superlink.says(run={"success": False, "error-message": message})
     with pytest.raises(LaunchFailed) as caught:
@@ -233,11 +211,9 @@ def test_flowers_own_refusal_is_passed_on(
     assert str(caught.value) == "`flwr run` failed: Invalid federation. Try another."
 
 
-def test_runs_can_be_followed_outside_the_main_thread(
-    superlink: FakeSuperLink, tiny_app: Path, run_dir: Path
-) -> None:
+def test_runs_can_be_followed_outside_the_main_thread(superlink, tiny_app, run_dir):
     superlink.logs(writes(run_dir, status="completed"))
-    results: list[dict[str, Any]] = []
+    results = []
     thread = threading.Thread(
         target=lambda: results.append(start(superlink, tiny_app, run_dir).wait())
     )

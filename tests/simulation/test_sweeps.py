@@ -7,7 +7,6 @@ import tomllib
 from datetime import UTC, datetime
 from math import nan
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,7 +21,7 @@ from support.own_method import write_example
 DEFAULTS = Settings().to_run_config()
 
 
-def config(*words: str) -> dict[str, Any]:
+def config(*words):
     return cli.build_run_config(parsed(words), DEFAULTS, datetime(2026, 1, 2, tzinfo=UTC))
 
 
@@ -46,15 +45,11 @@ def config(*words: str) -> dict[str, Any]:
         ("method-settings", "trim=0.1,0.2", ["trim=0.1,0.2"]),
     ],
 )
-def test_commas_part_values_where_they_are_not_part_of_one(
-    key: str, text: str, found: list[str]
-) -> None:
+def test_commas_part_values_where_they_are_not_part_of_one(key, text, found):
     assert values(key, text) == found
 
 
-def test_settings_of_an_own_method_are_lists_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_settings_of_an_own_method_are_lists_too(tmp_path, monkeypatch):
     reference = "trimmed:TrimmedMean"
     write_example(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -68,7 +63,7 @@ def test_settings_of_an_own_method_are_lists_too(
     ]
 
 
-def test_every_combination_is_run_once_and_the_last_word_counts() -> None:
+def test_every_combination_is_run_once_and_the_last_word_counts():
     pairs = [("lr", "5"), ("lr", "0.01,0.1"), ("seed", "0,1"), ("tags", "a,b")]
     assert is_sweep(pairs)
     assert [dict(each) for each in combinations(pairs)] == [
@@ -77,7 +72,7 @@ def test_every_combination_is_run_once_and_the_last_word_counts() -> None:
     assert not is_sweep([("tags", "a,b"), ("lr", "1")])
 
 
-def test_lists_with_holes_and_far_too_many_runs_are_refused() -> None:
+def test_lists_with_holes_and_far_too_many_runs_are_refused():
     with pytest.raises(Refused, match="empty place"):
         values("lr", "0.1,,0.2")
     many = ",".join(map(str, range(1, 200)))
@@ -89,11 +84,11 @@ def test_lists_with_holes_and_far_too_many_runs_are_refused() -> None:
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_presets_are_settings_that_exist(name: str) -> None:
+def test_presets_are_settings_that_exist(name):
     Settings.from_run_config(PRESETS[name])
 
 
-def test_the_papers_preset_is_what_the_experiments_run() -> None:
+def test_the_papers_preset_is_what_the_experiments_run():
     from simulation.experiments.cells import METHODS
     from simulation.experiments.options import Options
 
@@ -105,7 +100,7 @@ def test_the_papers_preset_is_what_the_experiments_run() -> None:
     assert make_cell(labels, {k: v for k, v in ours.items() if k != "run-dir"}).id == cell.id
 
 
-def test_options_go_before_files_before_presets(tmp_path: Path) -> None:
+def test_options_go_before_files_before_presets(tmp_path):
     file = tmp_path / "my.toml"
     file.write_text('lr = 0.5\nnum-clients = 7\ndataset = "fmnist"\n[method]\ntrim = 0.2\n')
     words = ["run", "--preset", "paper-mnist", "--config", str(file), "--set", "lr=0.25"]
@@ -118,7 +113,7 @@ def test_options_go_before_files_before_presets(tmp_path: Path) -> None:
     assert config(*words, "--clients", "3")["num-clients"] == 3
 
 
-def test_a_name_goes_before_a_files_folder_and_contradicts_an_option(tmp_path: Path) -> None:
+def test_a_name_goes_before_a_files_folder_and_contradicts_an_option(tmp_path):
     (tmp_path / "mine.toml").write_text('run-dir = "/data/mine"\n')
     found = config("run", "--config", str(tmp_path / "mine.toml"), "--name", "mine")
     assert found["run-dir"] == str(Path("runs", "mine").absolute())
@@ -126,9 +121,7 @@ def test_a_name_goes_before_a_files_folder_and_contradicts_an_option(tmp_path: P
         config("run", "--name", "mine", "--set", "run-dir=/data/mine")
 
 
-def test_a_config_that_is_shown_is_a_config_that_runs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_config_that_is_shown_is_a_config_that_runs(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = ["--preset", "quick", "--set", "strategy=fedbuff", "--set", "lr=0.25"]
     assert cli.main(["run", *words, "--show-config"]) == 0
@@ -142,7 +135,7 @@ def test_a_config_that_is_shown_is_a_config_that_runs(
     assert [path.name for path in tmp_path.iterdir()] == ["my.toml"]
 
 
-def test_the_config_of_a_run_repeats_it_in_another_folder(tmp_path: Path) -> None:
+def test_the_config_of_a_run_repeats_it_in_another_folder(tmp_path):
     folder = tmp_path / "before"
     folder.mkdir()
     (folder / "config.toml").write_text(f'lr = 0.5\nrun-dir = "{folder}"\nresume = "true"\n')
@@ -164,9 +157,7 @@ def test_the_config_of_a_run_repeats_it_in_another_folder(tmp_path: Path) -> Non
         ("lr = 'x'", "lr = 'x': must be a number"),
     ],
 )
-def test_a_bad_file_is_one_sentence(
-    text: str, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_bad_file_is_one_sentence(text, sentence, tmp_path, capsys):
     (tmp_path / "my.toml").write_text(text)
     assert cli.main(["run", "--config", str(tmp_path / "my.toml")]) == 2
     (line,) = capsys.readouterr().err.splitlines()
@@ -174,9 +165,7 @@ def test_a_bad_file_is_one_sentence(
     assert cli.main(["run", "--config", str(tmp_path / "none.toml")]) == 2
 
 
-def test_json_is_all_that_is_printed(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_json_is_all_that_is_printed(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(launch.ENGINES, "local", lambda _: {"status": "completed", "loss": nan})
     assert cli.main(["run", "--engine", "local", "--json", "--name", "x"]) == 0
@@ -201,19 +190,17 @@ def test_json_is_all_that_is_printed(
         (["--set", "num-clients=2", "--clients", "3"], "contradicts"),
     ],
 )
-def test_sweeps_that_cannot_be_are_refused(
-    words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_sweeps_that_cannot_be_are_refused(words, sentence, capsys):
     assert cli.main(["run", "--seeds", "0-1", *words]) == 2
     assert sentence in capsys.readouterr().err
 
 
-def test_a_sweep_runs_side_by_side_once_and_ends_with_a_table(tmp_path: Path) -> None:
+def test_a_sweep_runs_side_by_side_once_and_ends_with_a_table(tmp_path):
     options = ["--clients", "4", "--set", "num-server-rounds=2", "--set", "virtual-days=0"]
     options += ["--set", "strategy=fedbuff", "--set", "lr=0.01,0.1", "--set", "fraction-train=0.5"]
     command = [sys.executable, "-m", "simulation", "run", *options, "--name", "search"]
 
-    def run(*more: str) -> str:
+    def run(*more):
         words = [*command, *more]
         environment = {"PYTHONPATH": str(launch.APP), "PATH": "/usr/bin:/bin"}
         done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)

@@ -1,12 +1,10 @@
 """What a run makes of settings that are left to its task."""
 
 import tomllib
-from pathlib import Path
-from typing import Any
 
 from simulation.engines.local.run import run_locally
 
-SMALL: dict[str, Any] = {
+SMALL = {
     "num-clients": 4,
     "fraction-train": 1.0,
     "buffer-size": 2,
@@ -17,17 +15,17 @@ SMALL: dict[str, Any] = {
 OLD = {"lr": 0.01, "batch-size": 64, "evaluate-every": 10}  # what nobody had to write down
 
 
-def run(folder: Path, versions: int, **more: Any) -> dict[str, Any]:
+def run(folder, versions, **more):
     config = {**SMALL, "run-dir": str(folder), "num-server-rounds": versions, **more}
     return run_locally(config, workers=0, stream=False)
 
 
-def config_of(folder: Path) -> dict[str, Any]:
+def config_of(folder):
     config = tomllib.loads((folder / "config.toml").read_text())
     return {key: config[key] for key in OLD}
 
 
-def test_the_folder_of_a_run_shows_what_was_used(tmp_path: Path) -> None:
+def test_the_folder_of_a_run_shows_what_was_used(tmp_path):
     summary = run(tmp_path / "left", 2)
     digits = {"lr": 0.1, "batch-size": 16, "evaluate-every": 5}
     assert config_of(tmp_path / "left") == digits
@@ -35,7 +33,7 @@ def test_the_folder_of_a_run_shows_what_was_used(tmp_path: Path) -> None:
     assert run(tmp_path / "set", 2, **digits)["model_sha256"] == summary["model_sha256"]
 
 
-def test_a_run_of_before_goes_on_with_the_command_it_had(tmp_path: Path) -> None:
+def test_a_run_of_before_goes_on_with_the_command_it_had(tmp_path):
     whole = run(tmp_path / "whole", 4, **OLD)
     run(tmp_path / "old", 2, **OLD)
     resumed = run(tmp_path / "old", 4, resume=True)
