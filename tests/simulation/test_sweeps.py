@@ -1,8 +1,6 @@
 """Lists of values, files, presets and sweeps on the command line."""
 
 import json
-import subprocess
-import sys
 import tomllib
 from datetime import UTC, datetime
 from math import nan
@@ -195,17 +193,16 @@ def test_sweeps_that_cannot_be_are_refused(words, sentence, capsys):
     assert sentence in capsys.readouterr().err
 
 
-def test_a_sweep_runs_side_by_side_once_and_ends_with_a_table(tmp_path):
-    options = ["--clients", "4", "--set", "num-server-rounds=2", "--set", "virtual-days=0"]
-    options += ["--set", "strategy=fedbuff", "--set", "lr=0.01,0.1", "--set", "fraction-train=0.5"]
-    command = [sys.executable, "-m", "simulation", "run", *options, "--name", "search"]
+def test_a_sweep_runs_side_by_side_once_and_ends_with_a_table(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(launch.APP))
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    command = ["run", "--clients", "4", "--set", "num-server-rounds=2", "--set", "virtual-days=0"]
+    command += ["--set", "strategy=fedbuff", "--set", "lr=0.01,0.1", "--set", "fraction-train=0.5"]
 
     def run(*more):
-        words = [*command, *more]
-        environment = {"PYTHONPATH": str(launch.APP), "PATH": "/usr/bin:/bin"}
-        done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+        assert cli.main([*command, "--name", "search", *more]) == 0
+        return capsys.readouterr().out
 
     first = run()
     assert "2 runs, 0 of them finished" in first
