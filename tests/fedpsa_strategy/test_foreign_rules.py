@@ -153,13 +153,11 @@ def test_a_method_with_sketches_remembers_clients_where_it_is_told_to(tmp_path, 
     both = method(SketchingMidpoint, Sketched, MidpointMethod)(buffer_size=2, memory=memory)
     path = tmp_path / "memory" if memory == "file" else None
 
-    def make(**more):
-        own = {"sketch_fn": sketch, "memory_path": path, **options(**more)}
-        made.append(FedPSA(method=both, **own))
+    def noted(**given):
+        made.append(FedPSA(method=both, sketch_fn=sketch, memory_path=path, **given))
         return made[-1]
 
-    parts, whole = resumed_and_whole(make, tmp_path / "checkpoints")
-    assert parts == whole
+    check_resumed(noted, tmp_path / "checkpoints")
     kind = {"ram": dict, "half": HalfMemory, "file": MappedMemory}[memory]
     assert all(isinstance(strategy.rule.memory, kind) for strategy in made)
 
