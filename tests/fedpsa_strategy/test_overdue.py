@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from fedpsa_strategy import FedAvg, FedBuff
 from fedpsa_strategy.server.callbacks.patience import Patience
+from fedpsa_strategy.server.callbacks.staleness_limit import StalenessLimit
 from fedpsa_strategy.server.checkpoint import Checkpointer, CheckpointStore
 from fedpsa_strategy.server.clients import Clients
 from fedpsa_strategy.server.events import KINDS
@@ -125,6 +126,27 @@ def test_a_slow_client_that_is_always_slow_keeps_its_slot():
     by_slow = [event for event in recorder.of("upload") if event.client == 0]
     assert len(by_slow) > 8
     # Until three of its own are known, only those of the others say what to expect.
+    assert [event.client for event in recorder.of("overdue")] == [0, 0, 0]
+
+
+def test_a_client_whose_updates_are_ignored_keeps_its_slot_too():
+    grid = fleet(4, 20.0)
+    slow = min(grid.nodes)
+    usual = grid.delay
+    grid.delay = lambda message: (
+        200.0 if in_train(message) and message.metadata.dst_node_id == slow else usual(message)
+    )
+    recorder = Recorder()
+    strategy = FedBuff(
+        buffer_size=1,
+        max_in_flight=4,
+        callbacks=[StalenessLimit(10)],
+        listeners=[recorder],
+    )
+    run(strategy, grid, num_versions=300, timeout=3600.0)
+    assert len([event for event in recorder.of("reject") if event.client == 0]) > 8
+    assert {event.client for event in recorder.of("upload")} == {1, 2, 3}
+    # Its replies came: from the third on it is known how long they take.
     assert [event.client for event in recorder.of("overdue")] == [0, 0, 0]
 
 

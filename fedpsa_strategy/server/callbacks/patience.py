@@ -8,10 +8,13 @@ from collections.abc import Iterable, Mapping
 from statistics import median
 from typing import Any
 
+from flwr.app import Message
+
 from fedpsa_strategy.server.callbacks.base import Callback
 from fedpsa_strategy.server.events import Overdue
 from fedpsa_strategy.server.options import Failures
 from fedpsa_strategy.server.run_state import RunState, Task
+from fedpsa_strategy.wire.replies import TrainReply
 
 log = logging.getLogger("flwr")
 
@@ -44,11 +47,15 @@ class Patience(Callback):
         self._times = {}
         self._of_fleet = None
 
-    def accepted(self, task: Task) -> None:
-        """Learn how long the client took."""
+    def read(self, task: Task, message: Message, reply: TrainReply) -> TrainReply:  # noqa: ARG002
+        """Learn how long the client took, whatever becomes of its update.
+
+        An error is no response time: it says nothing about how long training takes.
+        """
         times = self._times.setdefault(task.client, deque(maxlen=_WINDOW))
         times.append(self.run.clock.now - self._begun(task))
         self._of_fleet = None
+        return reply
 
     def turn(self) -> None:
         """Give away the slots of those who are overdue."""
