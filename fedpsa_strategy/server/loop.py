@@ -108,10 +108,8 @@ class AsyncLoop:
                 self._dispatch()
                 if run.rejected_in_a_row or not run.in_flight:
                     self._membership.check_alive()
-                task = self._inbox.next_task() or self._collect()
-                run.whole = False
-                self._apply(task)
-                run.whole = True
+                self._apply(self._inbox.next_task() or self._collect())
+                self._publish()
                 for stepped in self._stepped:
                     stepped()
         except BaseException:  # a signal, or a grid that says the run is over
@@ -143,6 +141,7 @@ class AsyncLoop:
         self._send(strategy.dispatch.resume(tasks, self._train_config))
         for callback in self._callbacks:
             callback.started()
+        self._publish()
 
     def _end_reason(self) -> str | None:
         """Return why the run ends now; None if it continues."""
@@ -270,7 +269,7 @@ class AsyncLoop:
             return
         if task is None or not run.clock.advance(moment, strategy.limits.deadline):
             return
-        version = run.version
+        run.whole = False
         reply = self._inbox.take(task)
         if reply is None:
             strategy.apply.reject(task, f"no reply within {self._timeout:g} s", silent=True)
@@ -278,8 +277,18 @@ class AsyncLoop:
             strategy.apply.reject(task, str(reply), quarantine=True)
         else:
             started = self._perf_counter()
-            strategy.aggregate_train(version + 1, [reply])
+            strategy.aggregate_train(run.version + 1, [reply])
             run.server_seconds += self._perf_counter() - started
-        if run.version != version:
+        run.whole = True
+
+    def _publish(self) -> None:
+        """Show a new version to the callbacks.
+
+        A reply has made it, or a message that could not be sent, if that was the last of a round.
+        Or the run was interrupted before all of them had seen it, and is resumed.
+        """
+        run = self._run
+        if run.published != run.version:
             for callback in self._callbacks:
                 callback.published()
+            run.published = run.version

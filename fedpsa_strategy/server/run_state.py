@@ -107,6 +107,7 @@ class RunState:
     sent: Model
     result: Result
     version: int = 0
+    published: int = 0  # the last version that all callbacks have been shown
     uploads: int = 0
     rejected: int = 0
     rejected_in_a_row: int = 0

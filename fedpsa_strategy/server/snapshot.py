@@ -39,6 +39,7 @@ def take_snapshot(run: RunState, callbacks: Iterable[Callback]) -> dict[str, Any
     models = list({id(model): model for model in (run.model, *(t.start for t in tasks))}.values())
     place = {id(model): number for number, model in enumerate(models)}
     return {name: getattr(run, name) for name in _PLAIN} | {
+        "published": run.published,
         "method": _name(run.rule),
         "size": run.layout.size,
         "time": run.clock.now,
@@ -95,6 +96,8 @@ def restore_snapshot(
     check_fits(saved, run.rule, run.layout.size)
     for name in _PLAIN:
         setattr(run, name, saved[name])
+    # Older checkpoints were only written when all callbacks had seen the version.
+    run.published = saved.get("published", run.version)
     run.reasons = Counter(saved["reasons"])
     run.clock.hold(saved["time"])
     run.rule.load_state_dict(saved["rule"])

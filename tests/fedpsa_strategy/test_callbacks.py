@@ -1,13 +1,13 @@
 """What a user's callback is told of a run, through the door that built-in ones use too."""
 
 import pytest
-from flwr.app import MetricRecord
+from flwr.app import MessageType, MetricRecord
 
-from fedpsa_strategy import Callback, FedBuff
+from fedpsa_strategy import Callback, FedAvg, FedBuff
 from fedpsa_strategy.server.callbacks.stop import STOP_REQUESTED
 from fedpsa_strategy.server.checkpoint import Checkpointer, CheckpointStore
 from fedpsa_strategy.server.options import Evaluation, Limits
-from support.grids import ScriptedGrid, update
+from support.grids import DecodingGrid, ScriptedGrid, Unreadable, update
 from support.runs import Killed, Recorder, counting_evaluation, run, virtual
 
 
@@ -159,3 +159,81 @@ def test_a_checkpoint_from_before_evaluation_was_a_callback_goes_on_as_a_new_one
     evaluations = resumed(earlier)
     assert evaluations == resumed(saved)
     assert evaluations[0][0] == earlier["evaluations"]["next_time"]
+
+
+@pytest.mark.parametrize("place", ["push", "evaluate_fn"])
+@pytest.mark.parametrize(
+    "evaluation", [Evaluation(), Evaluation(interval=70.0)], ids=["versions", "times"]
+)
+def test_a_run_that_is_interrupted_at_an_evaluation_goes_on_there(evaluation, place, tmp_path):
+    class Ends(ScriptedGrid):
+        """Is gone when the messages of this evaluation are sent."""
+
+        def push_messages(self, messages):
+            for message in messages:
+                asked = message.metadata.message_type == MessageType.EVALUATE
+                if asked and (place, message.content["config"]["server-round"]) == last:
+                    raise Killed
+            return super().push_messages(messages)
+
+    def evaluate(version, arrays):
+        if (place, version) == last:
+            raise Killed
+        return MetricRecord({"loss": 1.0 / (1 + version)})
+
+    def go(saved=None):
+        strategy = FedBuff(
+            buffer_size=1,
+            max_in_flight=2,
+            fraction_evaluate=1.0,
+            evaluation=evaluation,
+            callbacks=[diary],
+            checkpointer=Checkpointer(store, resume_from=saved),
+            listeners=[recorder],
+            **virtual(4),
+        )
+        run(strategy, Ends(4, lambda message: update()), num_versions=8, evaluate_fn=evaluate)
+
+    def told():
+        evaluations = [event for event in recorder.of("evaluate") if event.where == "server"]
+        uploads = [event.sequence for event in recorder.of("upload")]
+        return evaluations, uploads, [version for version, _ in diary.of("published")]
+
+    store, last = CheckpointStore(tmp_path), None
+    diary, recorder = Diary(), Recorder()
+    go()
+    whole = told()
+    assert whole[2] == [*range(1, 9)]
+
+    last = (place, next(event.version for event in whole[0] if event.version > 2))
+    diary, recorder = Diary(), Recorder()
+    with pytest.raises(Killed):
+        go()
+    version, last = last[1], None
+    go(store.load_newest())
+    assert told() == whole
+    assert version in {e.version for e in recorder.of("evaluate") if e.where == "clients"}
+
+
+def test_a_version_that_is_made_while_sending_is_published_too():
+    """A round ends when what remains of it can neither be read nor be sent again."""
+
+    class Full(DecodingGrid):
+        """Takes no message in the third second, and gives it no id."""
+
+        def push_messages(self, messages):
+            return [] if 2 <= self.time.now < 3 else super().push_messages(messages)
+
+    grid = Full(3, lambda message: update() if grid.time.now < 2 else Unreadable())
+    first, *_ = sorted(grid.nodes)
+    grid.delay = lambda m: 0.01 if m.metadata.dst_node_id == first or grid.time.now > 0.5 else 2.0
+    diary, recorder = Diary(), Recorder()
+    evaluate, calls = counting_evaluation()
+    strategy = FedAvg(fraction_train=1.0, callbacks=[diary], listeners=[recorder])
+    run(strategy, grid, num_versions=1, evaluate_fn=evaluate)
+    assert [event.reason for event in recorder.of("reject")] == [
+        "the message could not be sent"
+    ] * 2
+    assert diary.of("published") == [(1, [1, 1])]
+    assert calls == [0, 1]
+    assert diary.notes[-1] == ("ended", "1 versions are made", 1)

@@ -64,7 +64,10 @@ class Callback:
         return model
 
     def published(self) -> None:
-        """Look at a new version, which is the run's model now."""
+        """Look at a new version, which is the run's model now.
+
+        If the run is interrupted before all callbacks have seen it, a resumed run shows it again.
+        """
 
     def until(self, moment: float) -> bool:  # noqa: ARG002
         """Do what has to be done before the clock moves to `moment`.

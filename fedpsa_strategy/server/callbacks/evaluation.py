@@ -78,10 +78,11 @@ class Evaluations(Callback):
         while self._next_time < moment:
             if not clock.advance(self._next_time, self._strategy.limits.deadline):
                 return False
-            self._next_time += interval
-            while self._next_time < clock.now:  # late is late: one for all that were missed
-                self._next_time += interval
+            following = self._next_time + interval
+            while following < clock.now:  # late is late: one for all that were missed
+                following += interval
             self.evaluate()
+            self._next_time = following
             if self._run_ends() is not None:
                 return False
         return True
@@ -103,25 +104,30 @@ class Evaluations(Callback):
         self._done = tuple(state["done"]) if state["done"] else None
 
     def evaluate(self, *, on_clients: bool = True) -> None:
-        """Evaluate the current version, here and, if the strategy wants it, on clients."""
+        """Evaluate the current version, here and, if the strategy wants it, on clients.
+
+        What takes long, or may end the run, comes before anything is noted down: a run that is
+        interrupted there does all of it again when it is resumed.
+        """
         run, history = self.run, self.run.result.evaluate_metrics_serverapp
+        metrics = None
         if self._evaluate_fn is not None:
             # Between two points of the time grid the model may not have moved.
             metrics = history.get(run.version)
             if metrics is None:
                 metrics = self._evaluate_fn(run.version, run.arrays)
-            if metrics is not None:
-                history[run.version] = metrics
-                self._emit(run.version, run.uploads, "server", metrics)
-                accuracy = metrics.get("accuracy")
-                run.accuracy = accuracy if isinstance(accuracy, float) else None
         moved = self._done is None or self._done[0] != run.version
-        self._done = (run.version, run.clock.now)
         if moved and on_clients:
             messages = self._strategy.configure_evaluate(
                 run.version, run.arrays, self._config, self._grid
             )
             self._inbox.ask(list(messages), partial(self._combine, run.version, run.uploads))
+        if metrics is not None:
+            history[run.version] = metrics
+            self._emit(run.version, run.uploads, "server", metrics)
+            accuracy = metrics.get("accuracy")
+            run.accuracy = accuracy if isinstance(accuracy, float) else None
+        self._done = (run.version, run.clock.now)
 
     def _combine(self, version: int, uploads: int, replies: list[Reply]) -> None:
         """Combine what clients answered about a version, made after so many uploads."""

@@ -50,7 +50,7 @@ class Stop(Callback):
     def started(self) -> None:
         """Count real time and versions from here."""
         self._started = self._monotonic()
-        self._asked_about = self.run.version
+        self._asked_about = self.run.published
 
     def ends(self) -> str | None:
         """Return why the run ends now; None if it continues."""
