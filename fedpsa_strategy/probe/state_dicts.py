@@ -123,12 +123,13 @@ def load_values(
             raise ValueError(
                 f"array {name!r} has shape {values[name].shape}, in the model {tuple(tensor.shape)}"
             )
-    copies = {name: torch.from_numpy(value.copy()) for name, value in values.items()}
+    # Copies, because torch takes no arrays that are read-only.
     if state_fn is None:
+        copies = {name: torch.from_numpy(value.copy()) for name, value in values.items()}
         model.load_state_dict(copies, strict=False)
     else:
         for name, tensor in part.tensors.items():
-            tensor.copy_(copies[name])
+            tensor.copy_(torch.from_numpy(values[name].copy()))
 
 
 def as_array(tensor: Tensor) -> NDArray[Any]:
