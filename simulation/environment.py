@@ -106,7 +106,7 @@ def _codepoint(character: str) -> str:
 
 
 def python_path() -> str:
-    """Return a ``PYTHONPATH`` by which a process finds this repository, and what we do."""
+    """Return a ``PYTHONPATH`` with this repository before what is in that of this process."""
     return os.pathsep.join(filter(None, (str(APP), os.environ.get("PYTHONPATH"))))
 
 

@@ -56,8 +56,8 @@ class Resources:
 class Launch:
     """What is run, where, and what is shown of it.
 
-    The run config is what differs from the app's own; `clients` counts where it does not say. The
-    run's log is shown with `stream`; `talk` prints what is started and where results go.
+    The run config is what differs from the app's own; `clients` is how many there are if it does
+    not say. `stream` shows the run's log; `talk` prints what is started and where results go.
     """
 
     engine: str

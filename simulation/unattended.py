@@ -28,8 +28,9 @@ class Unattended:
     for the summary and for checkpoints, from which the next attempt goes on. The SuperLink is named
     as in Flower's configuration; empty: its default.
 
-    After so many attempts in a row without a new checkpoint there are no more. Before the first of
-    these is a pause (in seconds), and each further one is twice as long, up to the longest.
+    It gives up after so many attempts in a row that brought no new checkpoint. It pauses before the
+    next attempt (in seconds), after each further one without a checkpoint twice as long, up to the
+    longest pause.
     """
 
     def __init__(

@@ -23,10 +23,10 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Layout:
-    """One way in which a dataset's files lie in a folder, by its usual name inside a data folder.
+    """One way in which a dataset's files lie in a folder, of this usual name inside a data folder.
 
-    Every file is needed, training part first; each may also be there with ``.gz`` appended. They
-    are read from their paths, the shape of an image and the number of classes.
+    Every file is needed, training part first; each may also be there with ``.gz`` appended. `read`
+    takes their paths, the shape of an image and the number of classes.
     """
 
     folder: str

@@ -48,7 +48,7 @@ class Finding:
     """What was found out about one thing, and what to do about it."""
 
     subject: str
-    state: str  # a note is what a person may want to know, or has no need of
+    state: str  # "ok", "problem", or "note": what a person may want to know, or has no need of
     text: str
     advice: str = ""
 

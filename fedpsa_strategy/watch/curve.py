@@ -13,7 +13,7 @@ def draw_curves(
 ) -> bytes:
     """Return a PNG of accuracy or loss against virtual days or seconds.
 
-    Curves go by what is written beside them if there are several.
+    The keys are written beside the curves if there are several.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

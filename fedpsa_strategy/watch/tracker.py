@@ -40,5 +40,5 @@ def first_line(error: Exception) -> str:
 
 
 def kept_id(file: Path | None) -> str | None:
-    """Return the id that a run has over there, if it is one that goes on."""
+    """Return the id that a resumed run has in the other program; None for a new run."""
     return file.read_text(encoding="utf-8").strip() if file and file.is_file() else None

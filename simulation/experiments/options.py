@@ -25,8 +25,9 @@ _PLACES = {"run-dir", "resume"}  # every run has a folder of its own
 class Options:
     """The choices that all experiments share.
 
-    No alphas or methods (by their labels) are the experiment's own; `lr_decay_per` is what the
-    decay of the learning rate counts, versions or uploads; `extra` is more run config for all runs.
+    Alphas and methods (by their labels) that are None are the experiment's own; `lr_decay_per` is
+    what the decay of the learning rate counts, "version" or "upload"; `extra` is more run config
+    for all runs.
     """
 
     datasets: tuple[str, ...] = ("fmnist",)

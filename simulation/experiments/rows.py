@@ -56,7 +56,7 @@ class Row:
 
     labels: Mapping[str, Label]  # its place in the experiment
     id: str  # of its run
-    status: str
+    status: str  # "completed", "failed" or "missing"
     reason: str = ""  # why it failed
     scale: Mapping[str, Any] = field(default_factory=dict)  # days, clients, partition, ...
     numbers: Mapping[str, float | None] = field(default_factory=dict)  # what came out

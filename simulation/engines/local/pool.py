@@ -164,7 +164,7 @@ class WorkerPool(Pool):
         return [worker.process.pid for worker in self._workers]
 
     def collect(self, message_ids: Sequence[str]) -> list[Message]:
-        """Do the same; if nothing is there, execute the first message if that is done here."""
+        """Return the replies that are there; if none is, first execute a message here, if any."""
         replies = super().collect(message_ids)
         if not replies and self._runner is not None:
             self._execute_next(self._runner)
@@ -172,7 +172,7 @@ class WorkerPool(Pool):
         return replies
 
     def wait(self, timeout: float) -> bool:
-        """Do the same, but not while there is a message to execute here."""
+        """Wait for a reply, unless there is a message to execute here."""
         if self._runner is not None and self._next() is not None:
             return True
         return super().wait(timeout)
