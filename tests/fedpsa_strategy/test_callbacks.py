@@ -192,21 +192,26 @@ def test_a_run_that_is_interrupted_at_an_evaluation_goes_on_there(evaluation, pl
             listeners=[recorder],
             **virtual(4),
         )
-        run(strategy, Ends(4, lambda message: update()), num_versions=8, evaluate_fn=evaluate)
+        grid = Ends(4, lambda message: update())
+        run(strategy, grid, num_versions=8, evaluate_fn=evaluate, should_stop=should_stop)
+
+    def should_stop(version, result):
+        asked.append(version)
+        return False
 
     def told():
         evaluations = [event for event in recorder.of("evaluate") if event.where == "server"]
         uploads = [event.sequence for event in recorder.of("upload")]
-        return evaluations, uploads, [version for version, _ in diary.of("published")]
+        return evaluations, uploads, [version for version, _ in diary.of("published")], asked
 
     store, last = CheckpointStore(tmp_path), None
-    diary, recorder = Diary(), Recorder()
+    diary, recorder, asked = Diary(), Recorder(), []
     go()
     whole = told()
-    assert whole[2] == [*range(1, 9)]
+    assert whole[2:] == ([*range(1, 9)],) * 2
 
     last = (place, next(event.version for event in whole[0] if event.version > 2))
-    diary, recorder = Diary(), Recorder()
+    diary, recorder, asked = Diary(), Recorder(), []
     with pytest.raises(Killed):
         go()
     version, last = last[1], None
