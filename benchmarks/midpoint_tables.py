@@ -14,7 +14,7 @@ from simulation.experiments.rows import Row
 
 PEERS = (
     "CA2FL",
-    "CA2FL, η ½",
+    "CA2FL (η ½)",
     "FedBuff",
     "FedPSA",
     "Uniform",

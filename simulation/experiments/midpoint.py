@@ -12,14 +12,14 @@ from simulation.experiments.options import Options
 SUBJECT = "Midpoint"
 STEPS: dict[str, RunConfig] = {
     "CA2FL": METHODS["CA2FL"],
-    "CA2FL, η ½": {"strategy": "ca2fl", "server-lr": 0.5},
-    "CA2FL, η ¼": {"strategy": "ca2fl", "server-lr": 0.25},
+    "CA2FL (η ½)": {"strategy": "ca2fl", "server-lr": 0.5},
+    "CA2FL (η ¼)": {"strategy": "ca2fl", "server-lr": 0.25},
 }
 """CA2FL with several steps: the fair baseline is the best of them."""
 
 EVIDENCE: dict[str, RunConfig] = {
     SUBJECT: METHODS[SUBJECT],
-    **{name: STEPS[name] for name in ("CA2FL", "CA2FL, η ½")},
+    **{name: STEPS[name] for name in ("CA2FL", "CA2FL (η ½)")},
     **{name: METHODS[name] for name in ("FedBuff", CONTROL, "FedPSA")},
     **{name: METHODS[name] for name in ("FedAsync", "FedFa", "FedAvg")},
     **{name: METHODS[name] for name in ("FADAS", "ACE", "ACED", "AREA")},
