@@ -51,7 +51,9 @@ def curves_table() -> str:
 def sketch_noise_table() -> str:
     """Return how much of κ's variance is the sketch's, by its length."""
     lines = []
-    for name, stages in _measured("sketch_noise")["models"].items():
+    pages = ("sketch_noise", "sketch_noise-cnn")
+    models = {name: found for page in pages for name, found in _measured(page)["models"].items()}
+    for name, stages in models.items():
         for stage in stages:
             shares = [f"{100 * value:.0f} %" for value in stage["share"].values()]
             spread = f"{fmean(stage['exact']):.3f} ± {pstdev(stage['exact']):.3f}"
