@@ -28,6 +28,7 @@ STAGES = {
 }
 """Stages of a run, and at which share of the time they end."""
 
+_STAGED = {"kappas", "effective_number"}  # what a version's report has for `kappa_stages`
 _CURVE_POINTS = 80
 _LATE = 0.1  # the share of the time over which late accuracy is averaged
 _NUMBERS = (
@@ -102,8 +103,9 @@ def make_row(cell: Cell, store: CellStore, reason: str = "", series: str = "") -
         found["pairs"] = kappa_pairs(uploads)
     elif series == "gaps":
         found["gaps"] = version_gaps(uploads, duration)
-    if sketched:
-        found["stages"] = kappa_stages(versions, duration)
+    # A sketched method of others may report something else.
+    if told := [event for event in versions if event["report"].keys() >= _STAGED]:
+        found["stages"] = kappa_stages(told, duration)
     circumstances = store.circumstances(cell)
     circumstances.pop("labels", None)
     return Row(
@@ -217,8 +219,8 @@ def kappa_stages(
         report = event["report"]
         kappas[stage] += report["kappas"]
         effective[stage].append(report["effective_number"])
-        if report["temperature"] is not None:
-            temperatures[stage].append(report["temperature"])
+        if (temperature := report.get("temperature")) is not None:
+            temperatures[stage].append(temperature)
     return [
         [
             len(values),
