@@ -109,7 +109,8 @@ def _send_request(connection: socket.socket, arguments: list[str]) -> None:
     descriptors = [*map(_stream, range(3)), os.open(".", os.O_RDONLY)]
     connection.sendall(len(request).to_bytes(4, "big"))
     sent = socket.send_fds(connection, [request], descriptors)
-    connection.sendall(request[sent:])
+    if sent < len(request):  # sending nothing fails too, if all was read and answered by now
+        connection.sendall(request[sent:])
     os.close(descriptors[-1])
 
 

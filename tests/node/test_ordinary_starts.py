@@ -4,10 +4,19 @@ import json
 import os
 import socket
 import subprocess
+import threading
 
 import pytest
 
-from fedpsa_strategy.node.front import DOWN, PATIENCE, PROTOCOL, READY
+from fedpsa_strategy.node.front import (
+    DOWN,
+    PATIENCE,
+    PROTOCOL,
+    READY,
+    STATE,
+    NotStartedError,
+    hand_over,
+)
 from support.warm import WarmNode, wait_for
 
 PARENT = "import os; print(os.getppid())"
@@ -134,6 +143,36 @@ def test_a_changed_environment_is_imported_anew(tmp_path):
         check_ordinary(node, "the Python environment has changed")
         wait_for(lambda: node.state() == READY and not before.is_running())
         check_warm(node)
+
+
+def test_a_refusal_is_read_however_soon_it_comes(tmp_path, monkeypatch):
+    """The other end may have answered and gone before the last call that sends the request."""
+    (tmp_path / STATE).write_text(READY)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(str(tmp_path / "socket"))
+    listener.listen()
+
+    def refuse():
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(4, socket.MSG_WAITALL)
+            _, descriptors, _, _ = socket.recv_fds(connection, 2**20, 4)
+            connection.sendall(b'{"refused": "not today"}\n')
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+    thread = threading.Thread(target=refuse)
+    thread.start()
+    send = socket.send_fds
+
+    def sent_and_answered(*arguments):
+        number = send(*arguments)
+        thread.join()
+        return number
+
+    monkeypatch.setattr(socket, "send_fds", sent_and_answered)
+    with listener, pytest.raises(NotStartedError, match="not today"):
+        hand_over(str(tmp_path), [])
 
 
 def test_runtime_dependencies(tmp_path):
