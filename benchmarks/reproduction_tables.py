@@ -11,7 +11,7 @@ from simulation.experiments import paper
 from simulation.experiments.derived import costs_per_upload
 from simulation.experiments.markdown import number, table
 from simulation.experiments.numbers import interpolated
-from simulation.experiments.rows import Row, from_lines
+from simulation.experiments.rows import STAGES, Row, from_lines
 
 ROOT = Path(__file__).parents[1]
 
@@ -119,6 +119,26 @@ def times_table() -> str:
     versions = {row.labels["times"]: int(row.numbers["versions"] or 0) for row in rows}
     lines.append(["versions", *(f"{versions[name]:,}" for name in times)])
     return table(["method", *times], lines)
+
+
+def stages_table() -> str:
+    """Return what κ, temperature and weights are in the course of FedPSA's runs, α = 0.1."""
+    lines = []
+    for name, folder in (
+        ("linear, 10 days", "table-accuracy"),
+        ("perceptron, 1 day", "table-midpoint"),
+        ("MNIST's CNN, a quarter wide, 0.3 days", "table-midpoint-cnn"),
+    ):
+        ((_, found),) = _by(rows_of(folder), "method", method="FedPSA", alpha=0.1)
+        for number_of_stage, stage in enumerate(STAGES):
+            values = zip(*(row.series["stages"][number_of_stage] for row in found), strict=True)
+            _, mean, deviation, _, _, heat, counted = (
+                fmean(value for value in column if value is not None) for column in values
+            )
+            texts = [number(mean, 3), number(deviation, 3), number(heat, 2), number(counted, 3)]
+            lines.append([name, stage, str(len(found)), *texts])
+    heads = ["model", "stage", "seeds", "mean κ", "deviation", "temperature", "effective number"]
+    return table(heads, lines)
 
 
 def held_out_table() -> str:

@@ -54,8 +54,7 @@ SCALED = (
     ".venv/bin/python -m simulation reproduce table-ablation --datasets cifar10 --seeds 0-4",
     ".venv/bin/python -m simulation reproduce figure-curves --days 1 --jobs 2",
     ".venv/bin/python -m simulation reproduce table-accuracy --lr-decay-per upload",
-    ".venv/bin/python -m simulation reproduce table-accuracy --alphas 0.1 --seeds 0"
-    " --methods FedAvg --lr-decay-per upload --label fair-fedavg",
+    ".venv/bin/python -m simulation reproduce table-midpoint-parts --seeds 6-10 --days 1",
     ".venv/bin/python -m simulation reproduce table-accuracy --datasets digits --alphas 0.1,0.5"
     " --days 0.25 --out results/digits",
 )
