@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import fmean, median, pstdev, stdev
 from typing import Any
 
-from benchmarks import midpoint_tables, reproduction_tables
+from benchmarks import leftovers, midpoint_tables, reproduction_tables
 from simulation.experiments.markdown import table
 from simulation.experiments.numbers import interpolated
 from simulation.experiments.rows import Row, from_lines
@@ -60,6 +60,11 @@ def sketch_noise_table() -> str:
             lines.append([name, str(stage["versions"]), spread, *shares])
     lengths = [f"k = {k}" for k in stages[0]["share"]]
     return table(["model", "versions", "exact cosines", *lengths], lines)
+
+
+def leftovers_table() -> str:
+    """Return how many samples of clients are not of the classes drawn for them."""
+    return table(*leftovers.table_of(_measured("leftovers")["shares"]))
 
 
 def cost_table() -> str:
@@ -278,6 +283,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "midpoint-robust": midpoint_tables.robust,
     "midpoint-ends": partial(midpoint_tables.gaps, "late_accuracy", 100.0, 2),
     "sketch-noise": sketch_noise_table,
+    "leftovers": leftovers_table,
     "costs": cost_table,
     "formats": formats_table,
     "update": update_sentence,

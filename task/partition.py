@@ -106,18 +106,11 @@ def by_client_dirichlet(
     Every client gets ``len(labels) // num_clients`` samples; the remainder, fewer samples than
     clients, stays unused.
     """
-    _check(labels, num_clients, alpha)
-    rng = _generator(seed, "client-dirichlet")
+    order, mixtures = draw_mixtures(labels, num_clients, alpha, seed, fitted=fitted)
     # A shuffled queue of samples for each class that occurs at all.
-    order = rng.permutation(len(labels))
     supply = np.unique(labels, return_counts=True)[1]
     queue = order[np.argsort(labels[order], kind="stable")]
     position = np.concatenate([[0], np.cumsum(supply)[:-1]])
-    share = supply / len(labels)
-    mixtures = rng.dirichlet(alpha * share, size=num_clients)
-    if fitted:
-        _fit(mixtures, share, alpha, rng)
-
     size = len(labels) // num_clients
     remaining = supply
     clients = []
@@ -130,6 +123,25 @@ def by_client_dirichlet(
         position = position + counts
         remaining = remaining - counts
     return clients
+
+
+def draw_mixtures(
+    labels: NDArray[np.integer],
+    num_clients: int,
+    alpha: float,
+    seed: int,
+    *,
+    fitted: bool = False,
+) -> tuple[Indices, NDArray[np.float64]]:
+    """Draw an order of the samples, and for each client the classes that it is meant to have."""
+    _check(labels, num_clients, alpha)
+    rng = _generator(seed, "client-dirichlet")
+    order = rng.permutation(len(labels))
+    share = np.unique(labels, return_counts=True)[1] / len(labels)
+    mixtures = rng.dirichlet(alpha * share, size=num_clients)
+    if fitted:
+        _fit(mixtures, share, alpha, rng)
+    return order, mixtures
 
 
 def _fit(

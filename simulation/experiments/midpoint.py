@@ -22,7 +22,11 @@ EVIDENCE: dict[str, RunConfig] = {
     **{name: STEPS[name] for name in ("CA2FL", "CA2FL (η ½)")},
     **{name: METHODS[name] for name in ("FedBuff", CONTROL, "FedPSA")},
     **{name: METHODS[name] for name in ("FedAsync", "FedFa", "FedAvg")},
-    **{name: METHODS[name] for name in ("FADAS", "ACE", "ACED", "AREA")},
+    **{name: METHODS[name] for name in ("FADAS", "ACE", "ACED")},
+    # They take a step for each upload: one the size of a buffered method's.
+    "ACE (η ⅕)": {"strategy": "ace", "server-lr": 0.2},
+    "ACED (η ⅕)": {"strategy": "aced", "server-lr": 0.2},
+    "AREA": METHODS["AREA"],
     **{name: METHODS[name] for name in ("FedAC weights", "Rescaled")},
 }
 MODELS = {"mlp": "perceptron", "default": "the dataset's own model"}

@@ -5,10 +5,12 @@ import itertools
 import json
 import os
 import re
+import statistics
 import sys
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -18,6 +20,7 @@ from benchmarks import (
     engines,
     jobs,
     large_model,
+    leftovers,
     machine,
     nodes,
     queued,
@@ -103,6 +106,21 @@ def test_server(tmp_path):
     page, record = results(tmp_path, "server")
     assert set(record["times"]["2000"]) == set(server.METHODS)
     assert "fedpac" in page
+
+
+def test_leftovers_are_samples_that_nobody_asked_for(tmp_path):
+    leftovers.main(["--dataset", "digits", "--clients", "20", "--out", str(tmp_path)])
+    page, record = results(tmp_path, "leftovers")
+    assert "| `fitted-dirichlet` |" in page
+    last = {
+        name: [statistics.fmean(shares[-leftovers.LAST :]) for shares in by_alpha["0.1"]]
+        for name, by_alpha in record["shares"].items()
+    }
+    assert min(last["client-dirichlet"]) > 5 * max(last["fitted-dirichlet"])
+    # One client gets everything, whatever was drawn; without skew everybody gets what was drawn.
+    labels = np.repeat([0, 1], 500)
+    assert leftovers.leftovers(labels, 1, 0.1, 0, fitted=False)[0] > 0
+    assert max(leftovers.leftovers(labels, 10, 1e9, 0, fitted=False)) == 0
 
 
 def test_how_much_of_kappa_is_noise(tmp_path):
