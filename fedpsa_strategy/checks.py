@@ -87,6 +87,7 @@ def setting(
     most: float | None = None,
     form: tuple[str, str] | None = None,
     zero: str = "",
+    former: Any = None,
 ) -> Any:
     """Declare a setting as a field of a dataclass; its type is that of the default.
 
@@ -104,9 +105,11 @@ def setting(
         A regular expression for a text, and what it says in words.
     zero : str (default: "")
         What 0 stands for, where it is outside the range.
+    former : bool | int | float | str (default: None)
+        What a run did that is older than the setting, where that is not its default.
     """
     limits = {"choices": choices, "least": least, "above": above, "most": most}
-    metadata = {"meaning": meaning, "form": form, "zero": zero, **limits}
+    metadata = {"meaning": meaning, "form": form, "zero": zero, "former": former, **limits}
     return field(default=default, metadata=metadata)
 
 

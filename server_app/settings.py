@@ -12,6 +12,7 @@ from fedpsa_strategy.methods.base import Method
 from fedpsa_strategy.methods.registry import (
     find_method,
     is_ours,
+    readers,
 )
 from server_app.declared import DATASETS, Declared
 from server_app.method_settings import SettingsError, as_text, checked, method_values
@@ -108,9 +109,16 @@ class Settings(Declared):
     def changed_since(self, run_config: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
         """Return the settings that matter and differ from an earlier run's: key -> (then, now).
 
-        A setting that did not exist at the time of the earlier run had its default's effect.
+        A setting that did not exist at the time of the earlier run had its default's effect, or its
+        former one's.
         """
-        now, then = self.to_run_config(), {**Settings().to_run_config(), **run_config}
+        now, read_by = self.to_run_config(), readers()
+        former = {
+            key: value
+            for key, value in former_defaults().items()
+            if self.strategy in read_by.get(key, (self.strategy,))
+        }
+        then = {**Settings().to_run_config(), **former, **run_config}
         keys = (now.keys() | then.keys()) - MAY_CHANGE
         pairs = {key: (then.get(key), now.get(key)) for key in sorted(keys)}
         return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
@@ -242,3 +250,12 @@ class Settings(Declared):
                 "the run would never end: set num-server-rounds, time-limit, target-accuracy or, "
                 "with the virtual clock, virtual-days"
             )
+
+
+def former_defaults() -> dict[str, Any]:
+    """Return what settings did in runs that are older than these settings, where that differs."""
+    return {
+        key_of(item.name): former
+        for item in fields(Settings)
+        if (former := item.metadata["former"]) is not None
+    }

@@ -19,6 +19,7 @@ from fedpsa_strategy.methods.vectors import (
     cosine_of,
     effective_number,
     elementwise,
+    inner_products,
     normalised,
     weighted_step,
 )
@@ -40,6 +41,7 @@ __all__ = [
     "cosine_of",
     "effective_number",
     "elementwise",
+    "inner_products",
     "normalised",
     "setting",
     "weighted_step",

@@ -1,14 +1,20 @@
 """Midpoint: cached update calibration whose clients start half an update behind the model.
 
-The server remembers the last update h_i of every client, as CA2FL does. Client i is sent
+The server remembers the last update h_i of every client, as CA2FL does, and expects β h_i as its
+next one. Client i is sent
 
-    x - θ h_i,    θ = ½ (x itself if it was never seen),
+    x - θ β h_i,    θ = ½ (x itself if it was never seen),
 
 so that its local path lies around x instead of running away from it, and Δ_i is the end of that
 path minus its start. At K uploads, with h the mean of the h_j before this buffer, over the clients
 seen so far (or over all N, as in CA2FL),
 
-    d = h + (1/K) Σ (Δ_i - h_i),    h_i <- Δ_i,    m <- m + (d - m) / w,    x <- x + p d + b m.
+    d = β h + (1/K) Σ (Δ_i - β h_i),    h_i <- Δ_i,    m <- m + (d - m) / w,    x <- x + p d + b m.
+
+β is what the last 50 uploads of clients seen before say of it, by least squares, anew for each
+version: β = Σ Δ_i·h_i / Σ h_i·h_i, between 0 and 1, and 0 before the first of them. While the model
+changes quickly old updates tell little of new ones, and the method is nearly the uniform buffer;
+`fit_memory=False` keeps β = 1, as CA2FL has it.
 
 A client's second upload within a buffer is calibrated by its first. The step p shrinks when updates
 are stale: p = η min(1, c / (1 + mean τ)), τ averaged over the last 50 uploads. The movement b m is
@@ -16,24 +22,34 @@ off (b = 0) by default. With `shift_grows` θ is 0 while updates are as large as
 and grows as they shrink: θ (1 - M/M0), M being the mean of the last 50 ||Δ||², M0 that of the first
 50. The model that counts is x; nobody evaluates a shifted start.
 
-θ = 0, c = 0 (no limit), b = 0 over all N clients is CA2FL. A synchronous relative is the relaxed
-start of FedInit, x + β (x - y_i) with y_i the client's last model (Sun, Shen, Tao, Understanding
-How Consistency Works in Federated Learning via Stage-wise Relaxed Initialization, NeurIPS 2023).
-docs/MIDPOINT.md says why the shift helps, and where it does not.
+θ = 0, β = 1, c = 0 (no limit), b = 0 over all N clients is CA2FL. A synchronous relative is the
+relaxed start of FedInit, x + a (x - y_i) with y_i the client's last model (Sun, Shen, Tao,
+Understanding How Consistency Works in Federated Learning via Stage-wise Relaxed Initialization,
+NeurIPS 2023). docs/MIDPOINT.md says why the shift helps, and where it does not.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
 
-from fedpsa_strategy.methods.base import Buffered, Row, Update, Vector, blocks, elementwise, setting
+from fedpsa_strategy.methods.base import (
+    Buffered,
+    Row,
+    Update,
+    Vector,
+    blocks,
+    elementwise,
+    inner_products,
+    setting,
+)
 from fedpsa_strategy.methods.remembering import Remembering, RememberingRule
 from fedpsa_strategy.methods.thermometer import Thermometer
 
-_WINDOW = 50  # uploads over which staleness and norms are averaged
+_WINDOW = 50  # uploads over which staleness and norms are averaged, and β is fitted
 
 
 class MidpointRule(RememberingRule):
@@ -50,17 +66,19 @@ class MidpointRule(RememberingRule):
         self.staleness: deque[int] = deque(maxlen=_WINDOW)
         self.thermometer = Thermometer(1.0, 0.0, deque(maxlen=_WINDOW))
         self.movement = np.zeros_like(model) if self.settings.momentum else None  # m
+        self.repeats: deque[tuple[float, float]] = deque(maxlen=_WINDOW)  # Δ_i·h_i, h_i·h_i
+        self.expected = 0.0 if self.settings.fit_memory else 1.0  # β
 
     @property
     def shift(self) -> float:
-        """The shift θ, by the size of the last updates if it grows."""
+        """The shift θ β; θ by the size of the last updates if it grows."""
         if not self.settings.shift_grows:
-            return self.settings.shift
+            return self.settings.shift * self.expected
         size = self.thermometer.temperature
-        return self.settings.shift * (0.0 if size is None else max(0.0, 1.0 - size))
+        return self.settings.shift * self.expected * (0.0 if size is None else max(0.0, 1.0 - size))
 
     def start_for(self, client: int) -> Vector:
-        """Return x - θ h_i."""
+        """Return x - θ β h_i."""
         last, shift = self.memory.get(client), self.model.dtype.type(self.shift)
         if last is None or shift == 0:
             return self.model
@@ -68,8 +86,13 @@ class MidpointRule(RememberingRule):
 
     def add(self, update: Update) -> Vector | None:
         """Calibrate the update by what the client sent last; aggregate when the buffer is full."""
-        change = self.remember(update.client, update.delta)
-        self.residual += change
+        number = self.model.dtype.type
+        last = self.memory.get(update.client)
+        if last is not None and self.settings.fit_memory:
+            product, _, square = inner_products(update.delta, last)
+            self.repeats.append((product, square))
+            self.residual += number(1 - self.expected) * last
+        self.residual += self.remember(update.client, update.delta)
         self.staleness.append(update.staleness)
         self.thermometer.push(update.squared_norm)
         self.buffered += 1
@@ -79,9 +102,9 @@ class MidpointRule(RememberingRule):
 
         step = self.step
         model = np.empty_like(self.model)
-        number = model.dtype.type
         for part in blocks(len(model)):
-            direction = self.mean_before[part] + self.residual[part] / number(size)
+            expected = number(self.expected) * self.mean_before[part]
+            direction = expected + self.residual[part] / number(size)
             model[part] = self.model[part] + number(step) * direction
             if self.movement is not None:
                 movement = self.movement[part]
@@ -97,9 +120,18 @@ class MidpointRule(RememberingRule):
             "weights": [step / size] * size,
             "effective_number": float(size),
             "step": step,
+            "expected": self.expected,
             "shift": self.shift,
         }
+        if self.settings.fit_memory:
+            self.expected = self._fitted()
         return self.model
+
+    def _fitted(self) -> float:
+        """Return the β with which β h_i was nearest to the last updates."""
+        products, squares = zip(*self.repeats, strict=True) if self.repeats else ((), ())
+        whole = math.fsum(squares)
+        return max(0.0, min(1.0, math.fsum(products) / whole)) if whole > 0 else 0.0
 
     @property
     def step(self) -> float:
@@ -122,15 +154,21 @@ class MidpointMethod(Remembering, Buffered):
     table = Row(
         aggregated="updates, calibrated by each client's last one",
         when="every K uploads",
-        weight="p/K on the residual, plus p times the mean of all remembered updates; p falls with"
-        " the mean staleness",
-        client="starts from x − θ·(its last update)",
+        weight="p/K on the residual, plus p·β times the mean of all remembered updates; p falls"
+        " with the mean staleness, β is fitted",
+        client="starts from x − θ·β·(its last update)",
         memory="(N + 4)·d, N·d of it optionally in half precision or a memory-mapped file",
     )
 
     server_lr: float = setting(1.0, "η: factor of the aggregated step", above=0)
     shift: float = setting(
         0.5, "θ: by how much of its last update a client starts behind the model", least=0, most=1
+    )
+    fit_memory: bool = setting(
+        True,
+        "β, the share of its last update that a client is expected to repeat, is fitted to the "
+        "last uploads; false: all of it, as in CA2FL",
+        former=False,
     )
     shift_grows: bool = setting(False, "θ grows from 0 to `shift` as the updates get smaller")
     step_limit: float = setting(

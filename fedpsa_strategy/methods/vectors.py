@@ -54,16 +54,22 @@ def weighted_step(model: Vector, weights: Sequence[float], deltas: Sequence[Vect
     return new
 
 
-def cosine_of(a: Vector, b: Vector) -> float:
-    """Return cos(a, b) of two long vectors, 0 if either norm is 0, summed in double precision."""
-    products, norm_a, norm_b = [], [], []
+def inner_products(a: Vector, b: Vector) -> tuple[float, float, float]:
+    """Return a·b, a·a and b·b of two long vectors, summed in double precision."""
+    products, squares_a, squares_b = [], [], []
     for part in blocks(len(a)):
         x, y = a[part].astype(np.float64), b[part].astype(np.float64)
         products.append(float(np.sum(x * y)))  # not a dot product, which may use several threads
-        norm_a.append(float(np.sum(x * x)))
-        norm_b.append(float(np.sum(y * y)))
-    length = math.sqrt(math.fsum(norm_a)) * math.sqrt(math.fsum(norm_b))
-    return max(-1.0, min(1.0, math.fsum(products) / length)) if length > 0 else 0.0
+        squares_a.append(float(np.sum(x * x)))
+        squares_b.append(float(np.sum(y * y)))
+    return math.fsum(products), math.fsum(squares_a), math.fsum(squares_b)
+
+
+def cosine_of(a: Vector, b: Vector) -> float:
+    """Return cos(a, b) of two long vectors, 0 if either norm is 0, summed in double precision."""
+    product, square_a, square_b = inner_products(a, b)
+    length = math.sqrt(square_a) * math.sqrt(square_b)
+    return max(-1.0, min(1.0, product / length)) if length > 0 else 0.0
 
 
 def normalised(weights: Sequence[float]) -> list[float]:

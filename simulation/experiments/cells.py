@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from fedpsa_strategy.methods import registry
-from server_app.settings import MAY_CHANGE, PAPER_DEFAULTS, Settings
+from server_app.settings import MAY_CHANGE, PAPER_DEFAULTS, Settings, former_defaults
 from simulation.environment import RunConfig
 
 Label = str | int | float
@@ -123,4 +123,4 @@ def first_defaults() -> RunConfig:
     Defaults that have changed since are as they were when the first cells were identified, so that
     finished runs keep their ids.
     """
-    return {**Settings().to_run_config(), **PAPER_DEFAULTS}
+    return {**Settings().to_run_config(), **PAPER_DEFAULTS, **former_defaults()}

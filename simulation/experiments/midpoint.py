@@ -37,6 +37,7 @@ PARTS: dict[str, RunConfig] = {
     "θ = 0": {"strategy": "midpoint", "shift": 0.0},
     "θ = ¼": {"strategy": "midpoint", "shift": 0.25},
     "θ = ¾": {"strategy": "midpoint", "shift": 0.75},
+    "β = 1": {"strategy": "midpoint", "fit-memory": False},
     "θ grows": {"strategy": "midpoint", "shift-grows": True},
     "step 1": {"strategy": "midpoint", "step-limit": 0.0},
     "h over all N": {"strategy": "midpoint", "remembered-over": "all"},

@@ -7,11 +7,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from fedpsa_strategy.methods.base import Sketched, SketchedRule, Update, Vector
 from fedpsa_strategy.methods.fedpsa import cosine, softmax
 from fedpsa_strategy.methods.midpoint import MidpointMethod, MidpointRule
 
 _TEMPERATURE = 0.5  # FedPSA's, when updates have become small
+
+
+def _expected_of(rule: MidpointRule, client: int) -> Vector:
+    """Return β h_i, zeros for a client never seen."""
+    last = rule.memory.get(client)
+    number = rule.model.dtype.type(rule.expected)
+    return np.zeros_like(rule.model) if last is None else number * last
 
 
 class UncalibratedRule(MidpointRule):
@@ -20,9 +29,7 @@ class UncalibratedRule(MidpointRule):
     def add(self, update: Update) -> Vector | None:
         """Forget what calibrates, remember what shifts."""
         self.mean_before[:] = 0
-        last = self.memory.pop(update.client, None)
-        if last is not None:
-            self.total -= last
+        self.residual += _expected_of(self, update.client)
         return super().add(update)
 
 
@@ -49,7 +56,8 @@ class RelaxedStartRule(MidpointRule):
         """Return x + θ (x - y_i)."""
         if client not in self.ends:
             return self.model
-        return self.model + self.model.dtype.type(self.shift) * (self.model - self.ends[client])
+        shift = self.model.dtype.type(self.settings.shift)
+        return self.model + shift * (self.model - self.ends[client])
 
     def add(self, update: Update) -> Vector | None:
         """Note where the client ended."""
@@ -77,8 +85,7 @@ class KappaResidualsRule(MidpointRule, SketchedRule):
     def add(self, update: Update) -> Vector | None:
         """Weigh the residuals when the buffer is full."""
         self.kappas.append(cosine(update.metrics["sketch"], self.global_sketch))
-        last = self.memory.get(update.client)
-        self.residuals.append(update.delta - last if last is not None else update.delta)
+        self.residuals.append(update.delta - _expected_of(self, update.client))
         if len(self.residuals) == self.settings.buffer_size:
             weights, number = softmax(self.kappas, _TEMPERATURE), self.model.dtype.type
             # What the rule adds of the last one comes on top of this.

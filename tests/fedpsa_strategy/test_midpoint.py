@@ -17,7 +17,7 @@ from support.grids import ScriptedGrid, model_arrays, update
 from support.runs import Recorder, run, virtual
 from support.updates import ZERO, make_update
 
-PLAIN = {"step_limit": 0.0, "buffer_size": 2}
+PLAIN = {"step_limit": 0.0, "buffer_size": 2, "fit_memory": False}
 
 
 def started(num_clients=4, **own):
@@ -51,6 +51,45 @@ def test_midpoint_by_hand_over_three_versions(memory):
     model = rule.add(make_update([6, 0], client=1))
     np.testing.assert_allclose(model, [7 + 10 / 3 + 3, 9 + 10 / 3 - 4], rtol=1e-6)
     assert rule.start_for(1).tolist() == (model - np.float32([3, 0])).tolist()
+
+
+@pytest.mark.parametrize("memory", ["ram", "half"])
+def test_what_clients_repeat_is_fitted_by_hand(memory):
+    """K = 2, θ = ½, p = 1: β is 0 in the first two versions, ½ in the third."""
+    rule = started(memory=memory, fit_memory=True)
+    rule.add(make_update([4, 0], client=0))
+    assert rule.add(make_update([0, 8], client=1)).tolist() == [2.0, 4.0]
+    assert rule.expected == 0.0  # nobody has been seen twice
+    assert rule.start_for(0) is rule.model
+    # Version 2 is the mean of its updates: (1, 3). Δ·h = 8 and 32, h·h = 16 and 64.
+    rule.add(make_update([2, 2], client=0))
+    assert rule.add(make_update([0, 4], client=1)).tolist() == [3.0, 7.0]
+    assert rule.version_report["expected"] == 0.0
+    assert rule.expected == 0.5
+    assert rule.start_for(0).tolist() == [2.5, 6.5]  # (3, 7) - ½ ½ (2, 2)
+    assert rule.start_for(1).tolist() == [3.0, 6.0]
+    # Version 3: (3, 1) - ½ (2, 2) and (2, 2): d = ½ (1, 3) + (4, 2) / 2.
+    rule.add(make_update([3, 1], client=0))
+    assert rule.add(make_update([2, 2], client=2)).tolist() == [5.5, 9.5]
+    assert rule.version_report["expected"] == 0.5
+    assert rule.expected == 48 / 88
+
+
+def test_what_clients_are_expected_to_repeat_is_between_nothing_and_all_of_it():
+    def after(delta):
+        rule = started(fit_memory=True, buffer_size=1)
+        rule.add(make_update([1, 1], client=0))
+        rule.add(make_update(delta, client=0))
+        return rule.expected
+
+    assert after([3, 3]) == 1.0
+    assert after([-1, -1]) == 0.0
+    assert after([1, -1]) == 0.0
+
+    silent = started(fit_memory=True, buffer_size=1)
+    for _ in range(3):
+        silent.add(make_update([0, 0], client=0))
+    assert silent.expected == 0.0
 
 
 def test_the_step_falls_with_staleness():
@@ -95,7 +134,7 @@ def test_the_shift_grows_as_updates_shrink(monkeypatch):
 def test_without_shift_and_limit_it_is_ca2fl_bit_for_bit(seed, size):
     rng = np.random.default_rng(seed)
     same = {"shift": 0.0, "step_limit": 0.0, "remembered_over": "all", "buffer_size": size}
-    ours = MidpointMethod(**same).make_rule(Given(5))
+    ours = MidpointMethod(**same, fit_memory=False).make_rule(Given(5))
     theirs = CA2FLMethod(buffer_size=size).make_rule(Given(5))
     start = rng.normal(size=7).astype(np.float32)
     ours.start(start)
@@ -109,7 +148,10 @@ def test_without_shift_and_limit_it_is_ca2fl_bit_for_bit(seed, size):
         assert ours.start_for(client) is ours.model
 
 
-@pytest.mark.parametrize("own", [{}, {"momentum": 0.5}, {"shift_grows": True}, {"memory": "half"}])
+@pytest.mark.parametrize(
+    "own",
+    [{}, {"fit_memory": True}, {"momentum": 0.5}, {"shift_grows": True}, {"memory": "half"}],
+)
 def test_state_dict_round_trip_continues_bit_for_bit(own):
     rng = np.random.default_rng(0)
     items = [
@@ -172,6 +214,7 @@ def test_every_update_is_against_the_start_that_was_sent():
     strategy = Midpoint(
         buffer_size=2,
         step_limit=0.0,
+        fit_memory=False,
         max_in_flight=2,
         listeners=[recorder],
         **virtual(3, ConstantLatency(1.0)),

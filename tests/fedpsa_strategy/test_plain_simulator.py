@@ -138,22 +138,30 @@ class PlainCA2FL(Plain):
 class PlainMidpoint(PlainCA2FL):
     def begin(self):
         super().begin()
-        self.taus = []
+        self.taus, self.pairs, self.beta = [], [], 0.0
         self.m = np.zeros(SIZE)
 
     def start_for(self, client):
-        return self.x - 0.5 * self.last.get(client, 0)
+        return self.x - 0.5 * self.beta * self.last.get(client, 0)
 
     def upload(self, item):
         self.taus = [*self.taus, item["tau"]][-50:]
+        h = self.last.get(item["client"], np.zeros(SIZE))
+        if item["client"] in self.last:
+            self.pairs = [*self.pairs, (item["delta"], h)][-50:]
+        item["expected"] = self.beta * h
         super().upload(item)
 
     def make(self, items):
         step = 0.5 * min(1, 2 / (1 + np.mean(self.taus)))
-        d = self.direction(items)
+        errors = [item["delta"] - item["expected"] for item in items]
+        d = self.beta * self.h + sum(errors) / len(items)
         self.m = self.m + (d - self.m) / 8
         self.x = self.x + step * d + 0.4 * self.m
         self.h = sum(self.last.values()) / len(self.last)
+        if self.pairs:
+            fit = sum(delta @ h for delta, h in self.pairs) / sum(h @ h for _, h in self.pairs)
+            self.beta = min(1.0, max(0.0, fit))
         return [1 / len(items)] * len(items)
 
 

@@ -100,3 +100,12 @@ def test_a_resumed_run_keeps_what_it_began_with():
     assert not resumed.changed_since(before)
     explicit = Settings.from_run_config({"resume": "true", "run-dir": "/x", "lr": 0.1})
     assert set(resolve(explicit, before).changed_since(before)) == {"lr"}
+
+
+def test_a_run_older_than_a_setting_did_what_it_did_then():
+    """Midpoint expected clients to repeat all of their last update before it fitted how much."""
+    before = {**Settings(strategy="midpoint").to_run_config()}
+    del before["fit-memory"]
+    assert Settings(strategy="midpoint").changed_since(before) == {"fit-memory": (False, True)}
+    assert not Settings(strategy="midpoint", fit_memory=False).changed_since(before)
+    assert not Settings(strategy="ca2fl").changed_since({**before, "strategy": "ca2fl"})

@@ -13,7 +13,7 @@ from simulation.experiments.paired import Paired, lines_body, paired_body
 from simulation.experiments.rows import Row
 from support.updates import ZERO, make_update
 
-PLAIN = {"buffer_size": 2, "step_limit": 0.0}
+PLAIN = {"buffer_size": 2, "step_limit": 0.0, "fit_memory": False}
 
 
 def started(method, **given):
@@ -30,6 +30,18 @@ def test_without_calibration_the_mean_of_the_buffer_counts():
     rule.add(make_update([8, 0], client=0))
     assert rule.add(make_update([2, 2], client=2)).tolist() == [7.0, 5.0]
     assert rule.start_for(0).tolist() == [3.0, 5.0]
+
+
+def test_without_calibration_starts_follow_what_is_expected():
+    rule = started(Uncalibrated(**PLAIN | {"fit_memory": True}))
+    for client, delta in enumerate([[4, 0], [0, 8]]):
+        rule.add(make_update(delta, client=client))
+    for client, delta in enumerate([[2, 2], [0, 4]]):
+        rule.add(make_update(delta, client=client))
+    assert rule.expected == 0.5
+    assert rule.start_for(0).tolist() == [2.5, 6.5]  # (3, 7) - ½ ½ (2, 2)
+    rule.add(make_update([4, 0], client=0))
+    assert rule.add(make_update([0, 2], client=1)).tolist() == [5.0, 8.0]
 
 
 def test_fedinits_start_is_relaxed_away_from_the_last_model():
@@ -68,8 +80,8 @@ def test_every_part_is_a_method(part):
 
 def test_which_runs_there_are():
     seeds = Options(seeds=(6, 7), days=2.0)
-    assert len(EXPERIMENTS["table-midpoint"].cells(seeds)) == 15 * 2 * 2 * 2
-    assert len(EXPERIMENTS["table-midpoint-parts"].cells(seeds)) == 12 * 2 * 2
+    assert len(EXPERIMENTS["table-midpoint"].cells(seeds)) == 17 * 2 * 2 * 2
+    assert len(EXPERIMENTS["table-midpoint-parts"].cells(seeds)) == 13 * 2 * 2
     assert len(EXPERIMENTS["table-midpoint-robust"].cells(seeds)) == 4 * 36 * 2 * 2
     one = Options(seeds=(6,), alphas=(0.1,), extra={"model": "mlp"}, methods=("FedBuff", "ACE"))
     cells = EXPERIMENTS["table-midpoint"].cells(one)
@@ -109,3 +121,15 @@ def test_circumstances_have_a_line_each_beside_the_best_of_the_others():
     assert "| few | 2.0000 | 1.0000 | 1.5000 | B | +0.5000 | −10.00 |" in text
     assert "| many | 1.0000 | 1.5000 | 1.2000 | A | −0.5000 | −40.00 |" in text
     assert text.startswith("## Fashion-MNIST, α = 0.1, mlp\n")
+
+
+def test_runs_of_before_the_fit_are_those_that_expect_a_whole_update():
+    """The id of a run of Midpoint in results/ that was made when there was nothing to fit."""
+    options = Options(
+        datasets=("digits",), alphas=(0.1,), methods=("CA2FL",), seeds=(6,), days=0.25
+    )
+    place = {"dataset": "digits", "alpha": 0.1, "seed": 6}
+    old = options.cell(place, {"strategy": "midpoint", "fit-memory": False})
+    new = options.cell(place, {"strategy": "midpoint"})
+    assert old.id == "4f6a8dca1fa8"
+    assert new.id != old.id
