@@ -1,6 +1,7 @@
 """What broken or dishonest clients can do: huge updates and forged sketches."""
 
 import itertools
+import json
 from types import SimpleNamespace
 
 import numpy as np
@@ -170,9 +171,12 @@ def test_norms_come_back_from_a_checkpoint():
     fleet = Fleet(10)
     for client in range(5):
         fleet.accepts(client, 1.0 + client)
-    again = NormGuard(ratio=5.0)
-    again.load_state_dict(fleet.guard.state_dict())
-    assert again.state_dict() == {"norms": [[i, 1.0 + i] for i in range(5)]}
+    pairs = [[i, 1.0 + i] for i in range(5)]
+    for state in (fleet.guard.state_dict(), {"norms": pairs}):  # and as it was once written
+        again = NormGuard(ratio=5.0)
+        again.load_state_dict(json.loads(json.dumps(state)))
+        assert again.state_dict() == fleet.guard.state_dict()
+        assert list(map(list, again._norms.items())) == pairs  # the order says who is left out next
 
 
 def test_an_outlier_in_the_first_replies_neither_counts_nor_ends_the_run():

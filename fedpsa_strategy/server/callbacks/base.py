@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from flwr.app import ArrayRecord, ConfigRecord, Message
 
+from fedpsa_strategy.methods.saving import plain, restored
 from fedpsa_strategy.methods.vectors import Vector
 from fedpsa_strategy.server.run_state import RunState, Task
 from fedpsa_strategy.wire.replies import TrainReply
@@ -24,9 +25,13 @@ class Callback:
     ----------
     run : RunState
         The run, to be read only; known from `begin` on.
+    saved : tuple[str, ...]
+        The attributes that a checkpoint has to hold: numbers, texts, None, and lists, tuples,
+        deques and mappings of them.
     """
 
     run: RunState
+    saved: ClassVar[tuple[str, ...]] = ()
 
     def begin(self, run: RunState) -> None:
         """Get ready for a new run."""
@@ -99,11 +104,13 @@ class Callback:
         """
 
     def state_dict(self) -> Mapping[str, Any]:
-        """Return what a checkpoint has to hold; nothing unless overridden."""
-        return {}
+        """Return what a checkpoint has to hold: the attributes in `saved`."""
+        return {name.lstrip("_"): plain(getattr(self, name)) for name in self.saved}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
+        for name in self.saved:
+            setattr(self, name, restored(getattr(self, name), state[name.lstrip("_")]))
 
 
 def hooks(callbacks: Iterable[Callback], name: str) -> list[Callable[..., Any]]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
@@ -40,6 +39,8 @@ class Evaluations(Callback):
     ends : Callable[[], str | None]
         Tells why the run ends, if it does.
     """
+
+    saved = ("_next_time", "_done")
 
     def __init__(
         self,
@@ -93,15 +94,6 @@ class Evaluations(Callback):
         if done is None or done[0] != self.run.version or not self.run.clock.stands_at(done[1]):
             # After a stop nobody waits for clients.
             self.evaluate(on_clients=reason != STOP_REQUESTED)
-
-    def state_dict(self) -> Mapping[str, Any]:
-        """Return when the next evaluation is, and what was evaluated last."""
-        return {"next_time": self._next_time, "done": self._done}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        self._next_time = state["next_time"]
-        self._done = tuple(state["done"]) if state["done"] else None
 
     def evaluate(self, *, on_clients: bool = True) -> None:
         """Evaluate the current version, here and, if the strategy wants it, on clients.

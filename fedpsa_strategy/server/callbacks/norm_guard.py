@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 from statistics import median
-from typing import Any
 
 from fedpsa_strategy.checks import check_range
 from fedpsa_strategy.errors import InvalidReplyError
@@ -45,6 +43,8 @@ class NormGuard(Callback):
         What happens to a larger one: it is refused, or scaled down to the limit.
     """
 
+    saved = ("_norms",)
+
     def __init__(self, most: float = 0.0, ratio: float = 0.0, action: str = "reject") -> None:
         check_range("most", most, least=0)
         check_range("ratio", ratio, least=0)
@@ -59,14 +59,6 @@ class NormGuard(Callback):
         """Forget the norms of another run."""
         super().begin(run)
         self._norms = {}
-
-    def state_dict(self) -> Mapping[str, Any]:
-        """Return the norms that the median is of, with their clients, in the order they came."""
-        return {"norms": [[client, norm] for client, norm in self._norms.items()]}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        self._norms = {int(client): norm for client, norm in state["norms"]}
 
     def check(self, task: Task, reply: TrainReply, sent: TrainReply) -> TrainReply:  # noqa: ARG002
         """Return the update, scaled down if it has to be; raises InvalidReplyError.

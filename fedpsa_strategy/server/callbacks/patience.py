@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from statistics import median
-from typing import Any
 
 from flwr.app import Message
 
@@ -36,6 +35,8 @@ class Patience(Callback):
         k, floor and ceiling.
     """
 
+    saved = ("_times",)
+
     def __init__(self, failures: Failures) -> None:
         self._failures = failures
         self._times: dict[int, deque[float]] = {}  # by client
@@ -52,8 +53,9 @@ class Patience(Callback):
 
         An error is no response time: it says nothing about how long training takes.
         """
-        times = self._times.setdefault(task.client, deque(maxlen=_WINDOW))
-        times.append(self.run.clock.now - self._begun(task))
+        took = self.run.clock.now - self._begun(task)
+        # A new deque: times from an older checkpoint come in lists.
+        self._times[task.client] = deque([*self._times.get(task.client, ()), took], _WINDOW)
         self._of_fleet = None
         return reply
 
@@ -95,15 +97,6 @@ class Patience(Callback):
         if len(own) >= _FEWEST:
             limit = max(limit, self._expected(own))
         return max(options.overdue_floor, min(limit, options.overdue_ceiling))
-
-    def state_dict(self) -> Mapping[str, Any]:
-        """Return what was learned."""
-        return {"times": [[client, list(times)] for client, times in self._times.items()]}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        self._times = {int(client): deque(times, _WINDOW) for client, times in state["times"]}
-        self._of_fleet = None
 
     def _begun(self, task: Task) -> float:
         """Return when the client could begin: a task may have waited at the node for another."""
