@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+from collections.abc import Mapping
 from dataclasses import fields
 from functools import cache
 from importlib.metadata import entry_points
@@ -93,6 +94,17 @@ def find_method(reference: str) -> type[Method]:
 def is_ours(reference: str) -> bool:
     """Whether a method is one of this library's, whose settings are run-config keys."""
     return reference in METHODS
+
+
+def label_of(config: Mapping[str, Any]) -> str:
+    """Return what tables call the method of a run config; others than this library's by name."""
+    name = str(config.get("strategy") or "")
+    if not is_ours(name):
+        return name
+    for variant in METHODS[name].variants:
+        if variant.settings.items() <= config.items():
+            return variant.label
+    return METHODS[name].label
 
 
 def shared_settings() -> dict[str, Any]:

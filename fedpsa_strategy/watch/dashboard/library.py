@@ -10,6 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from fedpsa_strategy.methods.registry import label_of
 from fedpsa_strategy.watch.dashboard.state import PageState
 from fedpsa_strategy.watch.runs import NotARunError, is_run, read_values
 from fedpsa_strategy.watch.scalars import finite
@@ -48,6 +49,7 @@ class Run:
             **{name: finite(summary.get(name)) for name in ("accuracy", "loss")},
             "changed": max(written, summarised, _changed(_config_path(self.path))),
             **{name: config.get(name) for name in ("strategy", "seed", "clock")},
+            "label": label_of(config),
             "data": config.get("task") or config.get("dataset"),  # an own task has its own data
         }
 

@@ -439,6 +439,20 @@ def test_a_snapshot_is_sent_once_until_something_changes(tmp_path):
     assert run.snapshot(second["cursor"]) is None
 
 
+@pytest.mark.parametrize(
+    ("config", "label"),
+    [
+        ('strategy = "midpoint"\n', "Midpoint"),
+        ('strategy = "fedbuff"\nstaleness-exponent = 0.0\n', "Uniform"),
+        ('strategy = "fedbuff"\nstaleness-exponent = 0.5\n', "FedBuff"),
+        ('strategy = "not_installed_here:Method"\n', "not_installed_here:Method"),
+        ("", ""),
+    ],
+)
+def test_a_run_says_its_method_as_tables_do(tmp_path, config, label):
+    assert Run(write_run(tmp_path / "run", started(), config=config)).head()["label"] == label
+
+
 def test_a_replaced_file_starts_from_nothing(tmp_path):
     run = Run(
         write_run(

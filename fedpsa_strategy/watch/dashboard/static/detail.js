@@ -17,7 +17,7 @@ function drawRecent(run, charts) {
   const uploads = run.uploads.filter((upload) => upload.kappa !== null);
   put("n-recent", uploads.length, () => (uploads.length ? `last ${integer(uploads.length)} uploads; newest of each client bold` : ""));
   if (!uploads.length) {
-    const why = run.uploads.length ? `${run.strategy ?? "This method"} reports no κ.` : (hasEnded(run) ? "No upload was accepted." : "No upload yet.");
+    const why = run.uploads.length ? `${run.label || "This method"} reports no κ.` : (hasEnded(run) ? "No upload was accepted." : "No upload yet.");
     return charts.recent.update({ empty: why }, "κ by client");
   }
   const newest = new Map(uploads.map((upload) => [upload.client, upload]));

@@ -19,7 +19,7 @@ export function drawPicker(changed) {
   html("span", { class: "what" }, chip.title === chip.name ? chip.what : ""), html("b", {}, chip.result))));
 
   const words = state.filter.trim().toLowerCase().split(/\s+/).filter(Boolean);
-  const text = (run) => `${titleOf(run)} ${run.name} ${method(run)} ${run.status}`.toLowerCase();
+  const text = (run) => `${titleOf(run)} ${run.name} ${run.strategy} ${method(run)} ${run.status}`.toLowerCase();
   const rows = all.filter((run) => words.every((word) => text(run).includes(word))).sort(ORDERS[state.order].by);
   const full = state.shown.length >= MOST_SHOWN;
   put("choices", [rows.map((run) => [run.name, titleOf(run), run.status, resultOf(run)]), state.shown], () =>

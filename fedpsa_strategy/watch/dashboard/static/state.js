@@ -94,7 +94,7 @@ export const loaded = () => state.shown.filter((name) => state.data.has(name)).m
 // Folders of experiments are named by a hash; they carry a title.
 export const titleOf = (run) => run.title ?? run.name;
 
-export const method = (run) => [run.strategy, run.data, run.seed === null || run.seed === undefined ? null : `seed ${run.seed}`]
+export const method = (run) => [run.label, run.data, run.seed === null || run.seed === undefined ? null : `seed ${run.seed}`]
   .filter(Boolean).join(" · ");
 
 // Accuracy, or the loss of a task that has none.
