@@ -254,10 +254,15 @@ class AsyncLoop:
         the same bits as if nothing had happened.
         """
         log.warning("%d %s: sent again", len(tasks), why)
-        self._run.whole = False
-        messages = self._strategy.dispatch.repeat(tasks, self._train_config)
-        self._run.whole = True
-        self._send(messages)
+        while tasks:  # of each node one at a time: the ids of messages are matched by node
+            firsts: dict[int, Task] = {}
+            for task in tasks:
+                firsts.setdefault(task.node_id, task)
+            self._run.whole = False
+            messages = self._strategy.dispatch.repeat(firsts.values(), self._train_config)
+            self._run.whole = True
+            self._send(messages)
+            tasks = [task for task in tasks if task is not firsts[task.node_id]]
 
     # --- Apply ---------------------------------------------------------------------------------
 

@@ -1,6 +1,7 @@
 """Replies that Flower itself cannot decode: whose they are is found out, and nobody else pays."""
 
 import itertools
+from collections import Counter
 
 import pytest
 from flwr.app import Error, MetricRecord
@@ -71,6 +72,37 @@ def test_what_was_lost_is_sent_again_as_the_same_task():
         assert (event.client, event.version) == (first.client, first.version)
     sequences = [event.sequence for event in recorder.of("upload")]
     assert len(sequences) == len(set(sequences))
+
+
+def test_a_node_that_has_two_tasks_may_lose_both_replies():
+    seeds = {}
+
+    def behaviour(message):
+        seeds.setdefault(message.content["config"]["seed"], set()).add(message.metadata.message_id)
+        if grid.partition(message) == 0 and len(seeds) > 20 and not grid.raised:
+            return Unreadable()
+        return update()
+
+    def evaluate(version, arrays):
+        grid.time.now += 9.0  # long enough for both to arrive
+        return MetricRecord({"loss": 1.0})
+
+    grid = DecodingGrid(4, behaviour, delay=lambda message: 4.0)
+    recorder = Recorder()
+    strategy = FedBuff(buffer_size=4, queued_per_node=1, fraction_train=1.0, listeners=[recorder])
+    run(strategy, grid, num_versions=20, evaluate_fn=evaluate, timeout=1000.0)
+    again = recorder.of("resend")
+    assert max(Counter(event.node_id for event in again).values()) == 2
+    assert sorted(len(messages) for messages in seeds.values() if len(messages) > 1) == [2] * len(
+        again
+    )
+    in_flight = strategy.state.in_flight.values()
+    done = {event.sequence for event in recorder.of("upload") + recorder.of("reject")}
+    assert done | {task.sequence for task in in_flight} == set(range(strategy.state.sequence))
+    tasks = Counter(task.client for task in in_flight)
+    assert {client.index: client.tasks for client in strategy.state.clients} == {
+        client: tasks[client] for client in range(4)
+    }
 
 
 def test_with_the_virtual_clock_the_losses_do_not_show():
