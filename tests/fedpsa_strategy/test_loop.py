@@ -661,6 +661,34 @@ def test_stops_when_it_is_asked_to():
     assert recorder.of("end")[0].reason == "a stop was requested"
 
 
+def test_a_wish_that_is_heard_between_two_evaluations_is_not_forgotten():
+    wishes = []
+
+    def stop():
+        return bool(wishes and wishes.pop())  # once, and never again
+
+    def evaluate(version, arrays):
+        grid.time.now += 1.0  # a wish is asked for twice a second
+        if len(evaluated) == 5:
+            wishes.append(True)
+        evaluated.append(version)
+        return MetricRecord({"accuracy": 0.5})
+
+    evaluated = []
+    grid = ScriptedGrid(2, lambda message: update())
+    recorder = Recorder()
+    strategy = FedBuff(
+        buffer_size=1,
+        evaluation=Evaluation(interval=1.0),
+        limits=Limits(stop_fn=stop),
+        listeners=[recorder],
+        **virtual(2),
+    )
+    run(strategy, grid, num_versions=50, evaluate_fn=evaluate)
+    assert recorder.of("end")[0].reason == "a stop was requested"
+    assert len(evaluated) == 6
+
+
 def test_federated_evaluation_does_not_stop_training():
     def behaviour(message):
         if in_train(message):

@@ -44,6 +44,7 @@ class Stop(Callback):
         self._should_stop = should_stop
         self._asked_about = 0  # the version that `should_stop` was asked about last
         self._asked = False  # it said so
+        self._wished = False  # `stop_fn` did; asked again, it may not
         self._started = 0.0
         self._next_check = 0.0
 
@@ -57,7 +58,7 @@ class Stop(Callback):
         run, limits = self.run, self._limits
         if self._should_stop is not None and run.version != self._asked_about:
             self._asked_about = run.version
-            self._asked |= self._should_stop(run.version, run.result)
+            self._asked |= bool(self._should_stop(run.version, run.result))
         if run.version >= self._num_versions:
             return f"{self._num_versions} versions are made"
         if limits.deadline is not None and run.clock.now >= limits.deadline:
@@ -67,8 +68,9 @@ class Stop(Callback):
             return f"accuracy {accuracy:.4f} reaches the target {target:g}"
         if limits.stop_fn is not None and self._monotonic() >= self._next_check:
             self._next_check = self._monotonic() + _CHECK
-            if limits.stop_fn():
-                return STOP_REQUESTED
+            self._wished |= bool(limits.stop_fn())
+        if self._wished:
+            return STOP_REQUESTED
         if self._asked:
             return f"should_stop asked for it after version {run.version}"
         limit = limits.time_limit
