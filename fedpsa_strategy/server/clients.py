@@ -206,10 +206,10 @@ class Clients:
         client.overdue = True
         self.num_busy -= 1
 
-    def num_failing(self, now: float, most: int) -> int:
-        """Return how many online clients are left out for now, after their failures."""
+    def num_left_out(self, now: float, failures: int) -> int:
+        """Return how many online clients are left out for now, after at least so many failures."""
         return sum(
-            client.paused_until > now and client.failures >= most
+            client.paused_until > now and client.failures >= failures
             for client in map(self._clients.__getitem__, self._online)
         )
 

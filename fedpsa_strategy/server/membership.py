@@ -109,11 +109,14 @@ class Membership:
         run = self._run
         clients = run.clients
         num_nodes = len(clients)
-        worn_out = run.rejected_in_a_row >= self._failures.max_failures * max(num_nodes, 1)
+        most = self._failures.max_failures
+        worn_out = run.rejected_in_a_row >= most * max(num_nodes, 1)
+        # Where time moves with replies alone, every pause is for ever, whatever it is for.
+        fewest = 0 if self._fixed else most
         if worn_out or (
             not run.in_flight
             and num_nodes
-            and clients.num_failing(run.clock.now, self._failures.max_failures) == num_nodes
+            and clients.num_left_out(run.clock.now, fewest) == num_nodes
         ):
             run.whole = False  # resuming would fail the same way
             reasons = "; ".join(f"{count}x {text}" for text, count in run.reasons.most_common(3))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord
+from flwr.app import ArrayRecord, Error
 
 from fedpsa_strategy import (
     CA2FL,
@@ -18,13 +18,15 @@ from fedpsa_strategy import (
     FedPSA,
     WallClock,
 )
+from fedpsa_strategy.errors import AllClientsFailedError
 from fedpsa_strategy.methods.fedbuff import FedBuffMethod, FedBuffRule
 from fedpsa_strategy.server.callbacks.privacy import epsilon_of, weight_of
 from fedpsa_strategy.server.checkpoint import Checkpointer, CheckpointStore
+from fedpsa_strategy.server.options import Limits
 from fedpsa_strategy.server.strategies import strategy_of
 from fedpsa_strategy.watch.run_state import RunState
 from support.grids import ScriptedGrid, model_arrays, update
-from support.runs import Killed, Recorder, run, virtual
+from support.runs import Killed, Recorder, in_train, run, virtual
 
 pytest.importorskip("dp_accounting", reason="pip install dp-accounting")
 
@@ -208,6 +210,58 @@ def test_the_second_task_of_a_client_does_not_count_where_one_was_left():
     assert not recorder.of("quarantine")
     assert [client.failures for client in strategy.state.clients] == [0, 0]
     assert recorder.of("end")[0].reason == "all clients have used up their 1 participations"
+
+
+def test_who_has_used_up_its_part_stays_left_out_after_a_task_that_expired():
+    """Else it is given tasks for ever, all of them ignored, and the run never ends."""
+    asked = Counter()
+
+    def delay(message):
+        if not in_train(message):
+            return 0.1
+        node = grid.partition(message)
+        asked[node] += 1
+        if node:
+            return 45.0
+        return 1e9 if asked[node] == 31 else 1.0  # its 31st task waits while it does the 30th
+
+    grid = ScriptedGrid(3, lambda message: update(sketch=None), delay=delay)
+    recorder = Recorder()
+    strategy = FedBuff(
+        buffer_size=1,
+        queued_per_node=1,
+        fraction_train=1.0,
+        callbacks=[private(max_participations=30)],
+        limits=Limits(time_limit=5000.0),
+        listeners=[recorder],
+    )
+    run(strategy, grid, num_versions=1000, timeout=50.0)
+    assert recorder.of("end")[0].reason == "all clients have used up their 30 participations"
+    reasons = Counter(event.reason for event in recorder.of("reject"))
+    assert reasons["no reply within 50 s"] == 1
+    assert sum(reasons.values()) <= 5
+
+
+def test_a_run_ends_when_only_failing_clients_may_take_part_any_more():
+    """With the virtual clock nobody's pause would ever end."""
+
+    def behaviour(message):
+        if in_train(message) and grid.partition(message) == 0:
+            return Error(code=1, reason="it broke")
+        return update(sketch=None)
+
+    grid = ScriptedGrid(4, behaviour)
+    strategy = FedBuff(
+        buffer_size=1,
+        fraction_train=1.0,
+        callbacks=[private(max_participations=2)],
+        limits=Limits(time_limit=1000.0),
+        listeners=[],
+        **virtual(4),
+    )
+    with pytest.raises(AllClientsFailedError, match="3x client error: it broke"):
+        run(strategy, grid, num_versions=100)
+    assert strategy.state.uploads == 6
 
 
 # --- Resuming ----------------------------------------------------------------------------------

@@ -115,6 +115,7 @@ class DifferentialPrivacy(Callback):
         There is one only where a node has two tasks at a time.
         """
         if self._with_another(task.client) > self.max_participations:
+            self._let_work(task.client)  # it may have been paused for a while since, or come back
             raise IgnoredReplyError(
                 f"the client has used up its {self.max_participations} participations"
             )
