@@ -205,10 +205,7 @@ def _picture(settings: Settings, status: StatusLine) -> bytes:
 
 
 def _numbers(status: StatusLine) -> dict[str, Any]:
-    numbers = status.run.numbers()
-    if status.virtual and numbers["area_under_curve"] is not None:
-        numbers["area_under_curve"] /= DAY
-    return numbers | {
+    return status.run.numbers(DAY if status.virtual else 1.0) | {
         "seconds": status.seconds,
         "uploads_per_second": status.uploads_per_second,
         "packages": {name: version(name) for name in ("flwr", "torch", "numpy")},

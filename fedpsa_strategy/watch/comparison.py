@@ -44,7 +44,7 @@ class Comparison:
         self.rows = [
             {
                 "run": run.name,
-                **{key: run.settings.get(key) for key in columns},
+                **{key: _setting(run, key) for key in columns},
                 "seed": run.settings.get("seed"),
                 "status": run.status,
                 **{key: run.summary.get(key) for key in (*MEASURED, "seconds")},
@@ -82,9 +82,11 @@ class Comparison:
         """Return the keys that tell these runs from one another."""
         keys = list(dict.fromkeys(key for run in self.runs for key in run.settings))
         found = [key for key in keys if key not in _ELSEWHERE and self._differs(key)]
+        tasks = [bool(run.settings.get("task")) for run in self.runs]
         named = [
             "strategy",
-            "task" if any(r.settings.get("task") for r in self.runs) else "dataset",
+            *(["task"] if any(tasks) else []),
+            *([] if all(tasks) else ["dataset"]),
         ]
         return [*(key for key in named if any(key in run.settings for run in self.runs)), *found]
 
@@ -152,6 +154,11 @@ def as_text(lines: Sequence[Sequence[str]]) -> str:
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
         for line in lines
     )
+
+
+def _setting(run: Run, key: str) -> Any:
+    """Return a setting as a column shows it: an own task brings its own data."""
+    return None if key == "dataset" and run.settings.get("task") else run.settings.get(key)
 
 
 def _cell(row: Mapping[str, Any], key: str) -> str:

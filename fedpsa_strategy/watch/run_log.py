@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from fedpsa_strategy.files import make_private_folder, write_atomically
+from fedpsa_strategy.server.clock import DAY
 from fedpsa_strategy.server.events import Event
 from fedpsa_strategy.watch.event_log import EventLog, plain
 from fedpsa_strategy.watch.run_state import RunState
@@ -63,7 +64,9 @@ class RunLog:
             raise FileExistsError(
                 f"{self.folder} already holds a run: choose another folder"
             ) from None
-        self._write("config.json", {"clock": "wall"} | dict(config or {}))
+        config = {"clock": "wall"} | dict(config or {})
+        self._unit = DAY if config["clock"] == "virtual" else 1.0  # of the area under the curve
+        self._write("config.json", config)
         self._events = EventLog(events, wall=wall)
 
     def __call__(self, event: Event) -> None:
@@ -94,7 +97,7 @@ class RunLog:
             if error is not None:
                 summary["error"] = f"{type(error).__name__}: {error}"
             try:
-                self._write("summary.json", summary | self.run.numbers())
+                self._write("summary.json", summary | self.run.numbers(self._unit))
             except OSError as problem:
                 if error is None:
                     raise

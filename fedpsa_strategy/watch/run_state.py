@@ -161,14 +161,15 @@ class RunState:
         total, count = self._sums.get(name, (0.0, 0))
         return total / count if count else None
 
-    def numbers(self) -> dict[str, Any]:
-        """Return what a summary says of a run."""
+    def numbers(self, unit: float = 1.0) -> dict[str, Any]:
+        """Return what a summary says of a run; its area is over time in multiples of `unit`."""
+        area = area_under_curve(self.curve)
         return {
             "end_reason": self.end_reason,
             "accuracy": self.accuracy,
             "best_accuracy": self.best_accuracy,
             "loss": self.loss,
-            "area_under_curve": area_under_curve(self.curve),
+            "area_under_curve": None if area is None else area / unit,
             "versions": self.version,
             "uploads": self.uploads,
             "rejected": self.rejected,

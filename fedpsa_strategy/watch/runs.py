@@ -20,10 +20,12 @@ import numpy as np
 
 from fedpsa_strategy.files import open_regular, write_atomically
 from fedpsa_strategy.server.clock import DAY
+from fedpsa_strategy.server.events import event_from_dict
 from fedpsa_strategy.watch.curve import draw_curves
-from fedpsa_strategy.watch.event_log import parse_line, read_events
-from fedpsa_strategy.watch.parts import lines_of, parts_of
+from fedpsa_strategy.watch.event_log import parse_line
+from fedpsa_strategy.watch.parts import lines_of
 from fedpsa_strategy.watch.run_state import Curve, RunState
+from fedpsa_strategy.watch.scalars import finite
 
 Row = dict[str, Any]
 
@@ -91,7 +93,7 @@ class Run:
         """What `summary.json` says; of a run without one, what its events add up to."""
         return read_values(self.folder / "summary.json") or {
             "status": "running",
-            **self._state.numbers(),
+            **self._state.numbers(self._unit),
         }
 
     @property
@@ -127,7 +129,7 @@ class Run:
     @property
     def points(self) -> tuple[str, Curve]:
         """What was measured, "accuracy" or "loss", and the points of its curve."""
-        return self._state.points(DAY if self.virtual else 1.0)
+        return self._state.points(self._unit)
 
     @property
     def events(self) -> Any:
@@ -162,13 +164,16 @@ class Run:
         """Draw its curve."""
         return draw([self])
 
+    @property
+    def _unit(self) -> float:
+        return DAY if self.virtual else 1.0
+
     @cached_property
     def _state(self) -> RunState:
         state = RunState()
-        path = self.folder / "events.jsonl"
-        if parts_of(path):
-            for event in read_events(path):
-                state(event)
+        for values in self._events():
+            with suppress(KeyError, TypeError):  # of a newer version, or damaged
+                state(event_from_dict(values), finite(values.get("wall")))
         return state
 
     def _events(self) -> Iterator[Row]:
@@ -244,9 +249,14 @@ def draw(runs: Sequence[Run]) -> Picture:
 
 
 def _label(run: Run, runs: Sequence[Run]) -> str:
-    strategy = str(run.settings.get("strategy", run.name))
+    """Return what a run is called in a picture; no other folder has the same label."""
+    strategy = run.settings.get("strategy")
     alike = [other for other in runs if other.settings.get("strategy") == strategy]
-    return strategy if len(alike) < 2 else f"{strategy}, {run.name}"
+    if strategy is not None and len(alike) < 2:
+        return str(strategy)
+    namesakes = {other.folder.resolve() for other in alike if other.name == run.name}
+    name = run.name if len(namesakes) < 2 else str(run.folder)
+    return name if strategy is None else f"{strategy}, {name}"
 
 
 def read_values(path: Path) -> Row:

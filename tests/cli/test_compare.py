@@ -9,9 +9,10 @@ from flwr.app import Array, ArrayRecord
 
 from fedpsa_strategy import compare, load
 from fedpsa_strategy.cli.main import main
-from fedpsa_strategy.watch import RunLog
+from fedpsa_strategy.server.clock import DAY
+from fedpsa_strategy.watch import RunLog, runs
 from fedpsa_strategy.watch.runs import NotARunError
-from support.events import ended, evaluated
+from support.events import ended, evaluated, started
 
 
 @pytest.fixture(autouse=True)
@@ -142,3 +143,43 @@ def test_a_missing_matplotlib_is_named(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert main(["compare", str(tmp_path), "--plot", str(tmp_path / "p.png")]) == 2
     assert "extra `watch`" in capsys.readouterr().err
+
+
+def test_curves_of_runs_whose_folders_have_the_same_name_are_all_drawn(tmp_path, monkeypatch):
+    drawn = {}
+    monkeypatch.setattr(runs, "draw_curves", lambda curves, **_: drawn.update(curves) or b"")
+    folders = [
+        make_run(tmp_path / where / "run", [0.5], strategy=strategy)
+        for where, strategy in (("a", "FedBuff"), ("b", "FedBuff"), ("c", "FedAvg"))
+    ]
+    compare(folders).plot()
+    assert set(drawn) == {f"FedBuff, {folders[0]}", f"FedBuff, {folders[1]}", "FedAvg"}
+
+
+def test_datasets_are_told_apart_beside_an_own_task(tmp_path):
+    own = make_run(tmp_path / "own", [0.1], task="mine:Task", dataset="digits")
+    others = [
+        make_run(tmp_path / name, [0.5], task="", dataset=name) for name in ("mnist", "fmnist")
+    ]
+    columns = [
+        [(row["task"], row["dataset"], row["finished"]) for row in compare(folders).groups]
+        for folders in ([own, *others], [own, others[0]])
+    ]
+    assert columns[0] == [("mine:Task", None, 1), ("", "mnist", 1), ("", "fmnist", 1)]
+    assert columns[1] == columns[0][:2]
+    assert "dataset" not in compare([own]).rows[0]
+    assert "task" not in compare(others).rows[0]
+
+
+def test_areas_are_over_days_and_seconds_are_real_also_before_the_end(tmp_path):
+    now = 100.0
+    with RunLog(tmp_path / "one", {"clock": "virtual"}, wall=lambda: now) as log:
+        log(started())
+        log(evaluated(2 * DAY, accuracy=0.5))
+        now = 130.0
+        log(evaluated(4 * DAY, accuracy=0.5))
+        running = load(tmp_path / "one").summary
+        assert running["status"] == "running"
+    summaries = running, load(tmp_path / "one").summary
+    assert [found["area_under_curve"] for found in summaries] == [1.0, 1.0]
+    assert [found["seconds"] for found in summaries] == [30.0, 30.0]
