@@ -53,7 +53,8 @@ def run_sweep(
     finished = [store.path(cell) for cell in unique if store.finished(cell) is not None]
     found = compare([Run(path) for path in finished]) if finished else None
     if as_json:
-        told = {"runs": found.rows, "groups": found.groups, "failed": failed} if found else {}
+        rows, groups = (found.rows, found.groups) if found else ([], [])
+        told = {"runs": rows, "groups": groups, "failed": failed}
         click.echo(json.dumps(plain(told), indent=2))
     elif found:
         click.echo(f"\n{found}")

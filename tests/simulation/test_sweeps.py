@@ -12,6 +12,7 @@ from server_app.settings import Settings
 from simulation import cli, launch
 from simulation.combinations import combinations, is_sweep, values
 from simulation.errors import Refused
+from simulation.experiments.scheduler import Scheduler
 from simulation.presets import PRESETS
 from support.commands import parsed
 from support.own_method import write_example
@@ -213,3 +214,12 @@ def test_a_sweep_runs_side_by_side_once_and_ends_with_a_table(tmp_path, monkeypa
     assert [row["lr"] for row in found["runs"]] == [0.01, 0.1]
     assert found["failed"] == {}
     assert len(list((tmp_path / "runs" / "search").glob("*/summary.json"))) == 2
+
+
+def test_a_sweep_in_which_every_run_fails_says_why_in_json_too(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Scheduler, "run", lambda *_: {"0a1b": "it broke"})
+    words = ["--seeds", "0-1", "--set", "virtual-days=0.1", "--name", "x", "--json"]
+    assert cli.main(["run", *words]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found == {"runs": [], "groups": [], "failed": {"0a1b": "it broke"}}
