@@ -107,7 +107,8 @@ def _run(
         experiment = build_experiment(settings, [status])
         strategy = experiment.strategy
         if saved is not None:
-            check_fits(saved, strategy.rule, Layout(experiment.initial_arrays).size)
+            layout = Layout(experiment.initial_arrays, strategy.trainable)
+            check_fits(saved, strategy.rule, layout.size)
         begun = True
         run_dir.write_config(settings.to_run_config())
         keep = 0 if saved is None else _replay(saved, settings, run_dir, status)

@@ -1,4 +1,4 @@
-"""An own task with a frozen base in bfloat16, a bare parameter and outputs in a dict, for real."""
+"""An own task with a frozen base in bfloat16, a bare parameter, a buffer and outputs in a dict."""
 
 import json
 
@@ -25,9 +25,10 @@ class Net(nn.Module):
         self.base = nn.Linear(4, 32).requires_grad_(False)
         self.norm, self.head = nn.BatchNorm1d(32), nn.Linear(32, 1)
         self.shift = nn.Parameter(torch.zeros(1))
+        self.register_buffer("scale", torch.ones(1))
 
     def forward(self, x):
-        hidden = self.norm(torch.tanh(self.base(x)))
+        hidden = self.norm(self.scale * torch.tanh(self.base(x)))
         logits = self.head(hidden) + self.shift
         logits.sum().item()  # which cannot be vectorised
         return {"logits": logits, "hidden": hidden}
