@@ -16,7 +16,7 @@ from typing import Any
 from fedpsa_strategy.checks import checked_setting, shown
 from server_app.setting_names import hint_for
 
-_PAIR = re.compile(r"""\s*([\w-]+)\s*=\s*("(?:[^"\\]|\\.)*"|'[^']*'|[^\s'"=]+)(?=\s|$)""")
+_PAIR = re.compile(r"""\s*([\w-]+)\s*=\s*("(?:[^"\\]|\\.)*"|'[^']*'|[^\s'"=#]+)(?=\s|$)""")
 _WORD = re.compile(r"(?!(?:true|false|inf|nan)$)[^\W\d][\w.:/-]*")
 
 

@@ -119,6 +119,7 @@ def test_reproduce_compares_it_with_ours_and_tells_its_settings_apart(
         ({"strategy": REFERENCE, "method-settings": "trim=0.7"}, "trim = 0.7: must be at least 0"),
         ({"strategy": REFERENCE, "method-settings": "trimm=0.1"}, "did you mean trim"),
         ({"strategy": REFERENCE, "method-settings": "trim=="}, "must be key=value pairs"),
+        ({"strategy": REFERENCE, "method-settings": "trim=0.1#2"}, "must be key=value pairs"),
         ({"method-settings": "trim=0.1"}, "has run-config keys of its own"),
     ],
 )
