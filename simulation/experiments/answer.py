@@ -17,10 +17,18 @@ _SURE = 0.95
 
 def answer(rows: Sequence[Row]) -> dict[str, str]:
     """Return a table in Markdown for every place where methods were compared over enough seeds."""
-    done = [row for row in rows if row.completed]
-    places = groups(done, "dataset", "alpha").items()
-    tables = {markdown.place(dataset, alpha): _part(found) for (dataset, alpha), found in places}
+    places: dict[str, list[Row]] = {}
+    for row in rows:
+        if row.completed:
+            places.setdefault(_place(row), []).append(row)
+    tables = {place: _part(found) for place, found in places.items()}
     return {place: table for place, table in tables.items() if table}
+
+
+def _place(row: Row) -> str:
+    """Return what the runs of one table have in common."""
+    place = markdown.place(row.labels["dataset"], row.labels["alpha"])
+    return f"{place}, {row.labels['model']}" if "model" in row.labels else place
 
 
 def _part(rows: Sequence[Row]) -> str:
