@@ -639,6 +639,13 @@ def test_stops_at_the_target_accuracy():
     assert calls == [0, 1, 2, 3, 4, 5]
 
 
+def test_an_accuracy_of_1_may_be_a_whole_number():
+    evaluate, calls = counting_evaluation(lambda version: version // 3)
+    strategy = FedBuff(buffer_size=1, limits=Limits(target_accuracy=1.0), **virtual(2))
+    run(strategy, ScriptedGrid(2, lambda message: update()), evaluate_fn=evaluate, num_versions=9)
+    assert calls == [0, 1, 2, 3]
+
+
 def test_stops_at_the_wall_deadline_and_at_the_time_limit():
     for limit in (Limits(deadline=7.0), Limits(time_limit=7.0)):
         grid = ScriptedGrid(2, lambda message: update(), delay=lambda message: 1.0)

@@ -118,7 +118,7 @@ class Evaluations(Callback):
             history[run.version] = metrics
             self._emit(run.version, run.uploads, "server", metrics)
             accuracy = metrics.get("accuracy")
-            run.accuracy = accuracy if isinstance(accuracy, float) else None
+            run.accuracy = accuracy if isinstance(accuracy, int | float) else None
         self._done = (run.version, run.clock.now)
 
     def _combine(self, version: int, uploads: int, replies: list[Reply]) -> None:
