@@ -84,8 +84,10 @@ def read_config(path: Path) -> dict[str, ConfigValue]:
     except (OSError, ValueError) as error:
         raise Refused(f"--config {path}: {error}") from error
     own = table.pop("method", {})
+    if not isinstance(own, Mapping):
+        raise Refused(f"--config {path}: method must be a table")
     config = dict(flatten(table))
-    for key, value in config.items():
+    for key, value in [*config.items(), *flatten({"method": own})]:
         if not isinstance(value, bool | int | float | str):
             raise Refused(f"--config {path}: {key} must be a number, a text, true or false")
     if str(config.get("run-dir")) == str(path.absolute().parent):
@@ -93,7 +95,6 @@ def read_config(path: Path) -> dict[str, ConfigValue]:
     if own:
         from server_app.method_settings import as_text
 
-        if not isinstance(own, Mapping):
-            raise Refused(f"--config {path}: method must be a table")
-        config["method-settings"] = as_text(own)
+        given = str(config.get("method-settings", ""))
+        config["method-settings"] = f"{given} {as_text(own)}".strip()
     return config

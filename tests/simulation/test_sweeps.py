@@ -112,6 +112,12 @@ def test_options_go_before_files_before_presets(tmp_path):
     assert config(*words, "--clients", "3")["num-clients"] == 3
 
 
+def test_a_file_may_tell_the_settings_of_a_method_in_both_ways(tmp_path):
+    file = tmp_path / "my.toml"
+    file.write_text('method-settings = "buffer-size=3"\n[method]\ntrim = 0.2\n')
+    assert config("run", "--config", str(file))["method-settings"] == "buffer-size=3 trim=0.2"
+
+
 def test_a_name_goes_before_a_files_folder_and_contradicts_an_option(tmp_path):
     (tmp_path / "mine.toml").write_text('run-dir = "/data/mine"\n')
     found = config("run", "--config", str(tmp_path / "mine.toml"), "--name", "mine")
@@ -153,6 +159,7 @@ def test_the_config_of_a_run_repeats_it_in_another_folder(tmp_path):
         ("lr = [1]", "lr must be a number"),
         ("learning-rate = 1", "did you mean lr?"),
         ("method = 3", "method must be a table"),
+        ("[method]\nday = 2026-01-01", "method.day must be a number"),
         ("lr = 'x'", "lr = 'x': must be a number"),
     ],
 )
