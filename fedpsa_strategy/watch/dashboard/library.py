@@ -49,7 +49,7 @@ class Run:
             **{name: finite(summary.get(name)) for name in ("accuracy", "loss")},
             "changed": max(written, summarised, _changed(_config_path(self.path))),
             **{name: config.get(name) for name in ("strategy", "seed", "clock")},
-            "label": label_of(config),
+            "label": label_of(_load(_config_path(self.path))),
             "data": config.get("task") or config.get("dataset"),  # an own task has its own data
         }
 
