@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 
 from flwr.app import ConfigRecord, Message
 from flwr.serverapp import Grid
@@ -152,8 +153,9 @@ class AsyncLoop:
         return None
 
     def _interrupt(self) -> None:
-        for callback in self._callbacks:
-            callback.interrupted()
+        with ExitStack() as stack:  # if one of them raises, the others save what they have
+            for callback in reversed(self._callbacks):
+                stack.callback(callback.interrupted)
 
     def _end(self, reason: str) -> None:
         run = self._run

@@ -93,6 +93,11 @@ class MethodStrategy(AsyncStrategy):
             )
         if getattr(method, "memory", "") == "file" and memory_path is None:
             raise ValueError(f"{method.label} with memory='file': say which file, memory_path=...")
+        in_memory = not method.remembers_clients or getattr(method, "memory", "") == "half"
+        if memory_path is not None and in_memory:
+            raise ValueError(
+                f"memory_path = {str(memory_path)!r}: {method.label} keeps nothing in a file"
+            )
         self.method = method
         self.memory_path = None if memory_path is None else Path(memory_path)
         given = Given(kwargs.get("num_clients") or 1, sketch)

@@ -45,10 +45,10 @@ class Diary(Callback):
         self.note("ended", reason, max(self.run.result.evaluate_metrics_serverapp))
 
 
-def go(diary, *, behaviour=lambda message: update(), num_versions=4, **kwargs):
+def go(diary, *, more=(), behaviour=lambda message: update(), num_versions=4, **kwargs):
     recorder = Recorder()
     strategy = FedBuff(
-        buffer_size=2, callbacks=[diary], listeners=[recorder], **virtual(4), **kwargs
+        buffer_size=2, callbacks=[diary, *more], listeners=[recorder], **virtual(4), **kwargs
     )
     evaluate, _ = counting_evaluation()
     grid = ScriptedGrid(4, behaviour, delay=lambda message: 1.0)
@@ -89,6 +89,22 @@ def test_a_callback_is_told_that_a_run_ends_before_its_time():
         go(killed, behaviour=behaviour)
     assert killed.notes[-1][0] == "interrupted"
     assert not killed.of("ended")
+
+
+def test_a_run_is_saved_though_a_callback_fails_when_it_is_interrupted(tmp_path):
+    class Failing(Callback):
+        def interrupted(self):
+            raise RuntimeError("nothing to save to")
+
+    store, wish = CheckpointStore(tmp_path), Diary()
+    with pytest.raises(RuntimeError, match="nothing to save to"):
+        go(
+            Failing(),
+            more=[wish],
+            limits=Limits(stop_fn=lambda: bool(wish.of("published"))),
+            checkpointer=Checkpointer(store),
+        )
+    assert store.load_newest()["version"] == 1
 
 
 def test_a_callback_can_end_a_run_before_a_moment():

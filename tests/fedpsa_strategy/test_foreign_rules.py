@@ -20,6 +20,7 @@ from fedpsa_strategy import (
 )
 from fedpsa_strategy.errors import DivergedError
 from fedpsa_strategy.methods.base import Buffered, Sketched, SketchedRule, check_declared
+from fedpsa_strategy.methods.fedbuff import FedBuffMethod
 from fedpsa_strategy.methods.mapped_memory import MappedMemory
 from fedpsa_strategy.methods.midpoint import MidpointMethod, MidpointRule
 from fedpsa_strategy.methods.remembering import HalfMemory
@@ -168,6 +169,11 @@ def test_a_memory_without_a_place_or_a_number_of_clients_is_refused():
         Midpoint(memory="file", num_clients=5)
     with pytest.raises(ValueError, match="memory_path"):
         FedPSA(method=both(memory="file"), sketch_fn=sketch, num_clients=5)
+    for method_of_both in (both(memory="half"), FedBuffMethod()):
+        with pytest.raises(ValueError, match="keeps nothing in a file"):
+            strategy_of(type(method_of_both))(
+                method=method_of_both, memory_path="m", num_clients=5, sketch=sketch
+            )
     with pytest.raises(ValueError, match="num_clients"):
         FedPSA(method=both(), sketch_fn=sketch)
 
