@@ -8,7 +8,7 @@ from fedpsa_strategy import FedBuff, FedPSA
 from fedpsa_strategy.server.awake import AwakeTime
 from fedpsa_strategy.server.options import Failures
 from support.grids import FakeTime, ScriptedGrid, update
-from support.runs import Recorder, in_train, run, virtual
+from support.runs import Recorder, in_train, recorded, run, virtual
 
 TIMEOUT = 100.0
 
@@ -137,12 +137,9 @@ def test_a_client_that_claims_so_itself_is_a_failure():
 
 
 def test_with_the_wall_clock_late_is_late():
-    recorder = Recorder()
     grid = Flowers(8, client, stops=[(40, 5000.0)])
-    strategy = FedBuff(
-        buffer_size=3, max_in_flight=4, listeners=[recorder], failures=Failures(max_failures=9)
-    )
-    run(strategy, grid, num_versions=20, timeout=TIMEOUT)
+    strategy = FedBuff(buffer_size=3, max_in_flight=4, failures=Failures(max_failures=9))
+    recorder = recorded(strategy, grid, num_versions=20, timeout=TIMEOUT)
     assert recorder.of("reject")
     assert not recorder.of("resend")
 

@@ -8,7 +8,7 @@ from fedpsa_strategy.server.callbacks.stop import STOP_REQUESTED
 from fedpsa_strategy.server.checkpoint import Checkpointer, CheckpointStore
 from fedpsa_strategy.server.options import Evaluation, Limits
 from support.grids import DecodingGrid, ScriptedGrid, Unreadable, update
-from support.runs import Killed, Recorder, counting_evaluation, run, virtual
+from support.runs import Killed, Recorder, counting_evaluation, recorded, run, virtual
 
 
 class Diary(Callback):
@@ -46,14 +46,10 @@ class Diary(Callback):
 
 
 def go(diary, *, more=(), behaviour=lambda message: update(), num_versions=4, **kwargs):
-    recorder = Recorder()
-    strategy = FedBuff(
-        buffer_size=2, callbacks=[diary, *more], listeners=[recorder], **virtual(4), **kwargs
-    )
+    strategy = FedBuff(buffer_size=2, callbacks=[diary, *more], **virtual(4), **kwargs)
     evaluate, _ = counting_evaluation()
     grid = ScriptedGrid(4, behaviour, delay=lambda message: 1.0)
-    run(strategy, grid, num_versions=num_versions, evaluate_fn=evaluate)
-    return recorder
+    return recorded(strategy, grid, num_versions=num_versions, evaluate_fn=evaluate)
 
 
 def test_a_callback_is_told_of_every_part_of_a_run():
@@ -148,7 +144,6 @@ def test_a_callback_may_move_the_clock_to_times_before_the_next_reply():
 
 def test_a_checkpoint_from_before_evaluation_was_a_callback_goes_on_as_a_new_one(tmp_path):
     def resumed(saved):
-        recorder = Recorder()
         strategy = FedBuff(
             buffer_size=1,
             max_in_flight=2,
@@ -156,10 +151,9 @@ def test_a_checkpoint_from_before_evaluation_was_a_callback_goes_on_as_a_new_one
             checkpointer=Checkpointer(
                 store if saved is None else None, every_versions=3, resume_from=saved
             ),
-            listeners=[recorder],
             **virtual(4),
         )
-        run(
+        recorder = recorded(
             strategy,
             ScriptedGrid(4, lambda message: update()),
             num_versions=5 if saved is None else 12,

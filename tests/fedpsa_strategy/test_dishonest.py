@@ -22,7 +22,7 @@ from fedpsa_strategy.wire.contract import MARK, mark
 from fedpsa_strategy.wire.replies import TrainReply
 from support.clients import model, trained_reply
 from support.grids import ScriptedGrid, as_update, model_arrays, update
-from support.runs import Recorder, in_train, run, virtual
+from support.runs import Recorder, in_train, recorded, run, virtual
 
 
 def go(guard, huge=(300.0, 400.0), num_versions=30):
@@ -198,17 +198,15 @@ def test_an_outlier_in_the_first_replies_neither_counts_nor_ends_the_run():
         return content
 
     grid = ScriptedGrid(10, behaviour)
-    recorder = Recorder()
     probe = Probe.gaussian(start, (5,), num_classes=3, size=16)
     strategy = FedPSA(
         sketch_fn=probe.sketch_fn(model()),
         buffer_size=2,
         max_in_flight=4,
         callbacks=[NormGuard(ratio=5.0)],
-        listeners=[recorder],
         **virtual(10),
     )
-    run(strategy, grid, num_versions=8, arrays=ArrayRecord(start.state_dict()))
+    recorder = recorded(strategy, grid, num_versions=8, arrays=ArrayRecord(start.state_dict()))
     assert [event.client for event in recorder.of("reject")] == [1]
     assert strategy.state.model.norm < 10
 
@@ -251,15 +249,10 @@ def test_a_huge_finite_update_never_ends_a_run(entries):
         return make_reply(message, local, num_examples=8).content
 
     grid = ScriptedGrid(4, behaviour)
-    recorder = Recorder()
     strategy = FedPSA(
-        sketch_fn=probe.sketch_fn(Overflowing()),
-        buffer_size=2,
-        max_in_flight=2,
-        listeners=[recorder],
-        **virtual(4),
+        sketch_fn=probe.sketch_fn(Overflowing()), buffer_size=2, max_in_flight=2, **virtual(4)
     )
-    run(strategy, grid, num_versions=3, arrays=ArrayRecord(start.state_dict()))
+    recorder = recorded(strategy, grid, num_versions=3, arrays=ArrayRecord(start.state_dict()))
     assert {event.client for event in recorder.of("reject")} == {1}
     assert 1 not in {event.client for event in recorder.of("upload")}
     expected = "no training takes" if entries > 1e6 else "the sketch of its start is not finite"
@@ -307,9 +300,8 @@ def test_the_limit_on_data_is_the_fleets_whatever_a_node_told_at_the_start(told)
         return update(num_examples=10**18 if grid.partition(message) == 1 else 10)
 
     grid = Telling(4, behaviour)
-    recorder = Recorder()
-    strategy = FedAvg(fraction_train=1.0, listeners=[recorder], **virtual(4))
-    run(strategy, grid, num_versions=3)
+    strategy = FedAvg(fraction_train=1.0, **virtual(4))
+    recorder = recorded(strategy, grid, num_versions=3)
     assert {event.client for event in recorder.of("reject")} == {1}
 
 
@@ -330,19 +322,16 @@ def forged_run(scale=1.0, num_versions=20, **kwargs):
         return content
 
     grid = ScriptedGrid(4, behaviour)
-    recorder = Recorder()
     strategy = FedPSA(
         sketch_fn=probe.sketch_fn(model()),
         buffer_size=2,
         max_in_flight=2,
         failures=Failures(pause=1e9),
-        listeners=[recorder],
         **virtual(4),
         **kwargs,
     )
     arrays = ArrayRecord(start.state_dict())
-    run(strategy, grid, num_versions=num_versions, arrays=arrays, config=probe.config())
-    return recorder
+    return recorded(strategy, grid, num_versions=num_versions, arrays=arrays, config=probe.config())
 
 
 def test_a_forger_is_caught_and_left_out_at_once():
@@ -408,15 +397,8 @@ def test_an_update_that_a_deep_model_multiplies_is_refused():
         return as_update(deltas, {}, metrics)
 
     grid = ScriptedGrid(5, behaviour)
-    recorder = Recorder()
-    strategy = FedPSA(
-        buffer_size=2,
-        sketch_fn=probe.sketch_fn(deep),
-        max_in_flight=3,
-        listeners=[recorder],
-        **virtual(5),
-    )
-    run(strategy, grid, num_versions=8, arrays=ArrayRecord(deep.state_dict()))
+    strategy = FedPSA(buffer_size=2, sketch_fn=probe.sketch_fn(deep), max_in_flight=3, **virtual(5))
+    recorder = recorded(strategy, grid, num_versions=8, arrays=ArrayRecord(deep.state_dict()))
     assert {event.client for event in recorder.of("reject")} == {0}
     assert all("sketch of" in event.reason for event in recorder.of("reject"))
 

@@ -9,7 +9,7 @@ from flwr.app import Error, MetricRecord
 from fedpsa_strategy import FedAvg, FedBuff, FedPSA
 from fedpsa_strategy.server.options import Evaluation, Failures
 from support.grids import DecodingGrid, Unreadable, update
-from support.runs import Recorder, run, virtual
+from support.runs import Recorder, recorded, run, virtual
 
 
 def go(bad=(), *, method=FedBuff, clock=True, bad_reply=Unreadable, num_versions=12, **kwargs):
@@ -148,15 +148,10 @@ def test_a_node_whose_answer_to_the_query_cannot_be_decoded_has_told_nothing():
     grid = DecodingGrid(
         4, lambda message: update(), unreadable_query=lambda node: node == grid.nodes[1]
     )
-    recorder = Recorder()
     strategy = FedBuff(
-        buffer_size=2,
-        max_in_flight=2,
-        min_available_nodes=4,
-        failures=Failures(query_timeout=60.0),
-        listeners=[recorder],
+        buffer_size=2, max_in_flight=2, min_available_nodes=4, failures=Failures(query_timeout=60.0)
     )
-    run(strategy, grid, num_versions=4)
+    recorder = recorded(strategy, grid, num_versions=4)
     joined = {event.node_id: event.partition for event in recorder.of("join")}
     assert joined.pop(grid.nodes[1]) is None
     assert None not in joined.values()

@@ -5,7 +5,7 @@ from flwr.app import Error, MessageType
 from fedpsa_strategy import FedBuff
 from fedpsa_strategy.server.options import Failures, Limits
 from support.grids import DecodingGrid, ScriptedGrid, update
-from support.runs import Recorder, run
+from support.runs import recorded
 
 ASKING = Failures(query_timeout=20.0)
 
@@ -29,16 +29,10 @@ def trained(grid, node):
 def going(grid, joined, seconds=120.0, failures=ASKING, **kwargs):
     """Run while `joined(now)` says who is connected."""
     grid.get_node_ids = lambda: joined(grid.time.now)
-    recorder = Recorder()
     strategy = FedBuff(
-        buffer_size=4,
-        max_in_flight=4,
-        listeners=[recorder],
-        failures=failures,
-        limits=Limits(deadline=seconds),
-        **kwargs,
+        buffer_size=4, max_in_flight=4, failures=failures, limits=Limits(deadline=seconds), **kwargs
     )
-    run(strategy, grid, num_versions=10**6)
+    recorder = recorded(strategy, grid, num_versions=10**6)
     return strategy, recorder
 
 

@@ -22,7 +22,7 @@ from fedpsa_strategy.server.clients import Clients
 from fedpsa_strategy.server.events import event_from_dict
 from fedpsa_strategy.server.options import Evaluation, Failures, Limits, Training
 from support.grids import FakeTime, ScriptedGrid, model_arrays, update
-from support.runs import Recorder, counting_evaluation, in_train, run, virtual
+from support.runs import Recorder, counting_evaluation, in_train, recorded, run, virtual
 
 # --- Concurrency and staleness -----------------------------------------------------------------
 
@@ -40,9 +40,8 @@ def test_concurrency_is_used_and_never_exceeded(num_nodes, limit, delays, is_vir
         lambda message: update(),
         delay=lambda message: delays[int(message.metadata.message_id[1:]) % len(delays)],
     )
-    recorder = Recorder()
     clock = virtual(num_nodes) if is_virtual else {}
-    strategy = FedBuff(buffer_size=2, max_in_flight=limit, listeners=[recorder], **clock)
+    strategy = FedBuff(buffer_size=2, max_in_flight=limit, **clock)
     run(strategy, grid, num_versions=6)
     assert grid.most_outstanding == min(limit, num_nodes)
     assert strategy.state.version == 6
@@ -56,9 +55,8 @@ def test_staleness_is_the_version_now_minus_the_version_dispatched():
         lambda message: update(),
         delay=lambda message: 50.0 if message.metadata.dst_node_id == min(grid.nodes) else 1.0,
     )
-    recorder = Recorder()
-    strategy = FedBuff(buffer_size=1, max_in_flight=3, listeners=[recorder])
-    run(strategy, grid, num_versions=120)
+    strategy = FedBuff(buffer_size=1, max_in_flight=3)
+    recorder = recorded(strategy, grid, num_versions=120)
     dispatched = {event.sequence: event.version for event in recorder.of("dispatch")}
     version, stalest = 0, 0
     for event in recorder:
@@ -79,12 +77,9 @@ def test_rule_sees_staleness_by_hand():
         def __call__(self, client, sequence):
             return [1.0, 3.5][client]
 
-    recorder = Recorder()
     grid = ScriptedGrid(2, lambda message: update())
-    strategy = FedBuff(
-        buffer_size=1, max_in_flight=2, listeners=[recorder], **virtual(2, ByClient())
-    )
-    run(strategy, grid, num_versions=5)
+    strategy = FedBuff(buffer_size=1, max_in_flight=2, **virtual(2, ByClient()))
+    recorder = recorded(strategy, grid, num_versions=5)
     # t = 1, 2, 3: client 0; t = 3.5: client 1 (dispatched at version 0); t = 4: client 0.
     assert [(e.time, e.client, e.staleness) for e in recorder.of("upload")] == [
         (1.0, 0, 0),
@@ -117,36 +112,28 @@ def test_virtual_order_does_not_depend_on_the_order_of_arrival(delays, seed):
 
 
 def test_ties_in_virtual_time_are_broken_by_dispatch_order():
-    recorder = Recorder()
     grid = ScriptedGrid(
         6, lambda m: update(), delay=lambda m: 9.0 - int(m.metadata.message_id[1:]) % 7
     )
-    strategy = FedBuff(
-        buffer_size=4,
-        max_in_flight=4,
-        listeners=[recorder],
-        **virtual(6, ConstantLatency(value=2.0)),
-    )
-    run(strategy, grid, num_versions=3)
+    strategy = FedBuff(buffer_size=4, max_in_flight=4, **virtual(6, ConstantLatency(value=2.0)))
+    recorder = recorded(strategy, grid, num_versions=3)
     sequences = [event.sequence for event in recorder.of("upload")]
     assert sequences == sorted(sequences)
 
 
 def test_clients_in_the_buffer_are_left_out_while_there_are_others():
-    recorder = Recorder()
     grid = ScriptedGrid(6, lambda message: update())
-    strategy = FedBuff(buffer_size=5, max_in_flight=1, listeners=[recorder], **virtual(6))
-    run(strategy, grid, num_versions=20)
+    strategy = FedBuff(buffer_size=5, max_in_flight=1, **virtual(6))
+    recorder = recorded(strategy, grid, num_versions=20)
     clients = [event.client for event in recorder.of("upload")]
     # One at a time: the five uploads of a version come from five different clients.
     assert all(len(set(clients[i : i + 5])) == 5 for i in range(0, 100, 5))
 
 
 def test_sampling_is_uniform():
-    recorder = Recorder()
     grid = ScriptedGrid(5, lambda message: update())
-    strategy = FedBuff(buffer_size=1, max_in_flight=1, listeners=[recorder], **virtual(5))
-    run(strategy, grid, num_versions=2000)
+    strategy = FedBuff(buffer_size=1, max_in_flight=1, **virtual(5))
+    recorder = recorded(strategy, grid, num_versions=2000)
     clients = [event.client for event in recorder.of("upload")]
     for client in range(5):
         assert clients.count(client) == pytest.approx(400, abs=72)  # 4 standard deviations
@@ -296,10 +283,9 @@ def test_a_reply_that_comes_from_another_node_is_refused():
             return replies
 
     grid = Mixed(4, lambda message: update())
-    recorder = Recorder()
-    strategy = FedBuff(buffer_size=2, max_in_flight=2, listeners=[recorder])
+    strategy = FedBuff(buffer_size=2, max_in_flight=2)
     grid.partition_of = lambda node: None
-    run(strategy, grid, num_versions=10)
+    recorder = recorded(strategy, grid, num_versions=10)
     (reason,) = {event.reason for event in recorder.of("reject")}
     assert reason == f"the reply comes from node {grid.nodes[2]}, not from node {grid.nodes[1]}"
     assert grid.nodes[1] not in {event.node_id for event in recorder.of("upload")}
@@ -332,15 +318,13 @@ def test_a_paused_client_comes_back_and_one_success_clears_its_record():
         return update()
 
     grid = ScriptedGrid(3, behaviour)
-    recorder = Recorder()
     strategy = FedBuff(
         buffer_size=1,
         max_in_flight=1,
         failures=Failures(max_failures=2, pause=50.0),
-        listeners=[recorder],
         **virtual(3, ConstantLatency(value=1.0)),
     )
-    run(strategy, grid, num_versions=200)
+    recorder = recorded(strategy, grid, num_versions=200)
     (quarantine,) = recorder.of("quarantine")
     dispatches = [event.time for event in recorder.of("dispatch") if event.client == 0]
     assert not [t for t in dispatches if quarantine.time < t < quarantine.until]
@@ -363,11 +347,8 @@ def test_a_reply_that_never_comes_is_given_up_and_its_slot_used_again():
         lambda m: update(),
         delay=lambda m: 1e9 if grid.partition(m) == 0 and in_train(m) else 0.1,
     )
-    recorder = Recorder()
-    strategy = FedBuff(
-        buffer_size=1, max_in_flight=2, listeners=[recorder], failures=Failures(pause=1e6)
-    )
-    run(strategy, grid, num_versions=500, timeout=5.0)
+    strategy = FedBuff(buffer_size=1, max_in_flight=2, failures=Failures(pause=1e6))
+    recorder = recorded(strategy, grid, num_versions=500, timeout=5.0)
     assert {event.reason for event in recorder.of("reject")} == {"no reply within 5 s"}
     assert {event.client for event in recorder.of("reject")} == {0}
 
@@ -383,9 +364,8 @@ def test_simulated_clients_that_wait_for_a_processor_are_not_given_up():
         return free_at - grid.time.now
 
     grid = ScriptedGrid(10, lambda m: update(), delay=one_after_the_other)
-    recorder = Recorder()
-    strategy = FedBuff(buffer_size=1, max_in_flight=10, listeners=[recorder], **virtual(10))
-    run(strategy, grid, num_versions=20, timeout=5.0)
+    strategy = FedBuff(buffer_size=1, max_in_flight=10, **virtual(10))
+    recorder = recorded(strategy, grid, num_versions=20, timeout=5.0)
     assert not recorder.of("reject")
     assert len(recorder.of("upload")) == 20
 
@@ -396,15 +376,8 @@ def test_a_simulated_client_that_never_replies_is_given_up():
         lambda m: update(),
         delay=lambda m: 1e9 if grid.partition(m) == 0 and in_train(m) else 0.1,
     )
-    recorder = Recorder()
-    strategy = FedBuff(
-        buffer_size=1,
-        max_in_flight=2,
-        listeners=[recorder],
-        failures=Failures(pause=1e6),
-        **virtual(3),
-    )
-    run(strategy, grid, num_versions=20, timeout=5.0)
+    strategy = FedBuff(buffer_size=1, max_in_flight=2, failures=Failures(pause=1e6), **virtual(3))
+    recorder = recorded(strategy, grid, num_versions=20, timeout=5.0)
     assert {event.reason for event in recorder.of("reject")} == {"no reply within 5 s"}
     assert {event.client for event in recorder.of("reject")} == {0}
 
@@ -412,9 +385,8 @@ def test_a_simulated_client_that_never_replies_is_given_up():
 def test_a_message_that_cannot_be_pushed_frees_its_slot():
     grid = ScriptedGrid(3, lambda message: update())
     grid.refuse_push = lambda message: in_train(message) and grid.partition(message) == 2
-    recorder = Recorder()
-    strategy = FedBuff(buffer_size=1, max_in_flight=2, listeners=[recorder], **virtual(3))
-    run(strategy, grid, num_versions=30)
+    strategy = FedBuff(buffer_size=1, max_in_flight=2, **virtual(3))
+    recorder = recorded(strategy, grid, num_versions=30)
     assert {event.client for event in recorder.of("reject")} == {2}
 
 
@@ -460,9 +432,8 @@ def test_nodes_join_and_leave_with_the_wall_clock():
 
     gone = []
     grid = ScriptedGrid(3, behaviour, delay=lambda message: 1.0)
-    recorder = Recorder()
-    strategy = FedBuff(buffer_size=1, max_in_flight=2, listeners=[recorder])
-    run(strategy, grid, num_versions=200)
+    strategy = FedBuff(buffer_size=1, max_in_flight=2)
+    recorder = recorded(strategy, grid, num_versions=200)
     assert [event.node_id for event in recorder.of("leave")] == gone
     assert [event.node_id for event in recorder.of("join")][3:] == [5000]
     last = [event.node_id for event in recorder.of("dispatch")][-20:]
@@ -473,8 +444,7 @@ def test_nodes_join_and_leave_with_the_wall_clock():
 def test_nodes_are_ordered_by_partition_and_not_by_node_id():
     grid = ScriptedGrid(5, lambda message: update())
     grid.partition_of = lambda node: 4 - sorted(grid.nodes).index(node)
-    recorder = Recorder()
-    run(FedBuff(listeners=[recorder], **virtual(5)), grid, num_versions=1)
+    recorder = recorded(FedBuff(**virtual(5)), grid, num_versions=1)
     joined = recorder.of("join")
     assert [event.partition for event in joined] == [0, 1, 2, 3, 4]
     assert [event.client for event in joined] == [0, 1, 2, 3, 4]
@@ -496,9 +466,8 @@ class TellingGrid(ScriptedGrid):
 def test_a_client_has_the_name_of_its_machine_if_the_node_told_it(caplog):
     caplog.set_level("INFO", logger="flwr")
     grid = TellingGrid(4, lambda message: None if grid.partition(message) < 2 else update())
-    recorder = Recorder()
-    strategy = FedBuff(buffer_size=1, max_in_flight=4, listeners=[recorder], **virtual(4))
-    run(strategy, grid, num_versions=2, timeout=5.0)
+    strategy = FedBuff(buffer_size=1, max_in_flight=4, **virtual(4))
+    recorder = recorded(strategy, grid, num_versions=2, timeout=5.0)
     first, second, *others = recorder.of("join")
     assert first.to_dict()["host"] == "lab-3"
     assert "host" not in others[0].to_dict() | others[1].to_dict()
@@ -562,11 +531,8 @@ def test_the_time_of_a_run_stands_still_until_its_nodes_are_there():
 def test_with_the_wall_clock_a_silent_node_still_takes_part():
     grid = ScriptedGrid(2, lambda message: update())
     grid.delay = lambda message: 0.1 if in_train(message) else 1e9
-    recorder = Recorder()
-    strategy = FedBuff(
-        buffer_size=1, max_in_flight=2, failures=Failures(query_timeout=3.0), listeners=[recorder]
-    )
-    run(strategy, grid, num_versions=10)
+    strategy = FedBuff(buffer_size=1, max_in_flight=2, failures=Failures(query_timeout=3.0))
+    recorder = recorded(strategy, grid, num_versions=10)
     assert {event.client for event in recorder.of("upload")} == {0, 1}
 
 
@@ -615,15 +581,13 @@ def test_evaluation_every_n_versions_and_at_both_ends():
 def test_evaluation_on_a_grid_of_times_sees_the_model_of_that_moment():
     evaluate, _ = counting_evaluation()
     grid = ScriptedGrid(1, lambda message: update())
-    recorder = Recorder()
     strategy = FedBuff(
         buffer_size=1,
         evaluation=Evaluation(interval=5.0),
         limits=Limits(deadline=22.0),
-        listeners=[recorder],
         **virtual(1, ConstantLatency(value=2.0)),
     )
-    run(strategy, grid, num_versions=1000, evaluate_fn=evaluate)
+    recorder = recorded(strategy, grid, num_versions=1000, evaluate_fn=evaluate)
     # Uploads at 2, 4, 6, ...: at time 10 the one at 10 counts.
     seen = [(event.time, event.version) for event in recorder.of("evaluate")]
     assert seen == [(0, 0), (5, 2), (10, 5), (15, 7), (20, 10), (22, 11)]
@@ -656,14 +620,10 @@ def test_stops_at_the_wall_deadline_and_at_the_time_limit():
 
 def test_stops_when_it_is_asked_to():
     grid = ScriptedGrid(2, lambda message: update(), delay=lambda message: 1.0)
-    recorder = Recorder()
     strategy = FedBuff(
-        buffer_size=1,
-        max_in_flight=1,
-        limits=Limits(stop_fn=lambda: grid.time.now > 5.0),
-        listeners=[recorder],
+        buffer_size=1, max_in_flight=1, limits=Limits(stop_fn=lambda: grid.time.now > 5.0)
     )
-    run(strategy, grid, num_versions=100)
+    recorder = recorded(strategy, grid, num_versions=100)
     assert 3 <= strategy.state.version <= 6
     assert recorder.of("end")[0].reason == "a stop was requested"
 

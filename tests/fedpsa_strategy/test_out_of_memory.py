@@ -6,7 +6,7 @@ from flwr.app import Error
 from fedpsa_strategy import FedBuff
 from fedpsa_strategy.server.options import Failures
 from support.grids import ScriptedGrid, update
-from support.runs import Recorder, run, virtual
+from support.runs import recorded, virtual
 
 CUDA = (
     "Traceback (most recent call last):\n  File 'app.py', line 3, in train\n"
@@ -33,16 +33,11 @@ def test_it_is_paused_at_once_and_asked_again(text, part):
             return Error(code=1, reason=text)
         return update(sketch=None)
 
-    recorder = Recorder()
     grid = ScriptedGrid(3, behaviour)
     strategy = FedBuff(
-        buffer_size=2,
-        max_in_flight=3,
-        failures=Failures(max_failures=5, pause=700.0),
-        listeners=[recorder],
-        **virtual(3),
+        buffer_size=2, max_in_flight=3, failures=Failures(max_failures=5, pause=700.0), **virtual(3)
     )
-    run(strategy, grid, num_versions=20)
+    recorder = recorded(strategy, grid, num_versions=20)
     (rejected,) = recorder.of("reject")
     assert rejected.client == 1
     assert part in rejected.reason
@@ -64,9 +59,8 @@ def test_another_error_is_tried_again_at_once():
             return Error(code=1, reason="RuntimeError: the OutOfMemoryErrors of others")
         return update(sketch=None)
 
-    recorder = Recorder()
     grid = ScriptedGrid(3, behaviour)
-    strategy = FedBuff(buffer_size=2, max_in_flight=3, listeners=[recorder], **virtual(3))
-    run(strategy, grid, num_versions=5)
+    strategy = FedBuff(buffer_size=2, max_in_flight=3, **virtual(3))
+    recorder = recorded(strategy, grid, num_versions=5)
     assert len(recorder.of("reject")) == 1
     assert not recorder.of("quarantine")

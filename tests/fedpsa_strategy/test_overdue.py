@@ -15,7 +15,7 @@ from fedpsa_strategy.server.clients import Clients
 from fedpsa_strategy.server.events import KINDS
 from fedpsa_strategy.server.options import Failures, Limits
 from support.grids import ScriptedGrid, update
-from support.runs import Recorder, in_train, run, virtual
+from support.runs import in_train, recorded, run, virtual
 
 NEVER = 1e9
 
@@ -48,16 +48,11 @@ def fleet(num_nodes, seconds, silent=0):
 
 
 def versions_per_hour(hours, failures, timeout=3600.0):
-    recorder = Recorder()
     grid = fleet(10, 10.0, silent=3)
     strategy = FedBuff(
-        buffer_size=5,
-        max_in_flight=2,
-        listeners=[recorder],
-        failures=failures,
-        limits=Limits(deadline=3600.0 * hours),
+        buffer_size=5, max_in_flight=2, failures=failures, limits=Limits(deadline=3600.0 * hours)
     )
-    run(strategy, grid, num_versions=10**6, timeout=timeout)
+    recorder = recorded(strategy, grid, num_versions=10**6, timeout=timeout)
     return strategy.state.version / hours, recorder
 
 
@@ -96,9 +91,8 @@ def test_a_late_reply_counts_as_stale_as_it_is():
         return usual(message)
 
     grid.delay = delay
-    recorder = Recorder()
-    strategy = FedBuff(buffer_size=1, max_in_flight=2, listeners=[recorder])
-    run(strategy, grid, num_versions=150, timeout=3600.0)
+    strategy = FedBuff(buffer_size=1, max_in_flight=2)
+    recorder = recorded(strategy, grid, num_versions=150, timeout=3600.0)
     (late,) = recorder.of("overdue")
     assert late.kind in KINDS
     assert late.client == 0
@@ -120,9 +114,8 @@ def test_a_slow_client_that_is_always_slow_keeps_its_slot():
     grid.delay = lambda message: (
         200.0 if in_train(message) and message.metadata.dst_node_id == slow else usual(message)
     )
-    recorder = Recorder()
-    strategy = FedBuff(buffer_size=2, max_in_flight=4, listeners=[recorder])
-    run(strategy, grid, num_versions=300, timeout=3600.0)
+    strategy = FedBuff(buffer_size=2, max_in_flight=4)
+    recorder = recorded(strategy, grid, num_versions=300, timeout=3600.0)
     by_slow = [event for event in recorder.of("upload") if event.client == 0]
     assert len(by_slow) > 8
     # Until three of its own are known, only those of the others say what to expect.
@@ -136,14 +129,8 @@ def test_a_client_whose_updates_are_ignored_keeps_its_slot_too():
     grid.delay = lambda message: (
         200.0 if in_train(message) and message.metadata.dst_node_id == slow else usual(message)
     )
-    recorder = Recorder()
-    strategy = FedBuff(
-        buffer_size=1,
-        max_in_flight=4,
-        callbacks=[StalenessLimit(10)],
-        listeners=[recorder],
-    )
-    run(strategy, grid, num_versions=300, timeout=3600.0)
+    strategy = FedBuff(buffer_size=1, max_in_flight=4, callbacks=[StalenessLimit(10)])
+    recorder = recorded(strategy, grid, num_versions=300, timeout=3600.0)
     assert len([event for event in recorder.of("reject") if event.client == 0]) > 8
     assert {event.client for event in recorder.of("upload")} == {1, 2, 3}
     # Its replies came: from the third on it is known how long they take.
@@ -168,15 +155,11 @@ def test_floor_and_ceiling(options, limit):
 
 
 def test_before_anything_is_known_the_ceiling_counts():
-    recorder = Recorder()
     grid = fleet(3, 10.0, silent=3)
     strategy = FedBuff(
-        max_in_flight=1,
-        listeners=[recorder],
-        failures=Failures(overdue_ceiling=50.0),
-        limits=Limits(deadline=170.0),
+        max_in_flight=1, failures=Failures(overdue_ceiling=50.0), limits=Limits(deadline=170.0)
     )
-    run(strategy, grid, timeout=3600.0)
+    recorder = recorded(strategy, grid, timeout=3600.0)
     assert [event.limit for event in recorder.of("overdue")] == [50.0] * 3
     assert all(50 < event.waited < 60 for event in recorder.of("overdue"))
 
@@ -221,17 +204,14 @@ def test_what_was_learned_is_saved(tmp_path):
 def test_who_comes_back_is_asked_at_once():
     grid = fleet(3, 10.0, silent=1)
     silent = min(grid.nodes)
-    recorder = Recorder()
 
     def connected():
         # It leaves after its first message has expired, and comes back.
         return [n for n in grid.nodes if n != silent or not 250 < grid.time.now < 300]
 
     grid.get_node_ids = connected
-    strategy = FedBuff(
-        buffer_size=1, max_in_flight=2, listeners=[recorder], limits=Limits(deadline=400.0)
-    )
-    run(strategy, grid, num_versions=10**6, timeout=200.0)
+    strategy = FedBuff(buffer_size=1, max_in_flight=2, limits=Limits(deadline=400.0))
+    recorder = recorded(strategy, grid, num_versions=10**6, timeout=200.0)
     asked = [event.time for event in recorder.of("dispatch") if event.client == 0]
     assert len(asked) == 2
     assert 300 <= asked[1] < 340
@@ -242,11 +222,8 @@ def test_an_outage_of_everybody_is_waited_out():
     grid = fleet(3, 10.0)
     usual = grid.delay
     grid.delay = lambda message: NEVER if 100 < grid.time.now < 2000 else usual(message)
-    recorder = Recorder()
-    strategy = FedBuff(
-        buffer_size=1, max_in_flight=3, listeners=[recorder], limits=Limits(deadline=5000.0)
-    )
-    run(strategy, grid, num_versions=10**6, timeout=600.0)
+    strategy = FedBuff(buffer_size=1, max_in_flight=3, limits=Limits(deadline=5000.0))
+    recorder = recorded(strategy, grid, num_versions=10**6, timeout=600.0)
     assert len(recorder.of("reject")) >= 3
     assert recorder.of("upload")[-1].time > 4900
 
@@ -287,11 +264,8 @@ def test_a_node_that_flower_takes_for_dead_is_asked_again_when_it_joins():
     grid.pull_messages = pull
     # Flower's list of nodes is looked at every five seconds.
     grid.get_node_ids = lambda: [n for n in grid.nodes if n != dead or not gone()]
-    recorder = Recorder()
-    strategy = FedBuff(
-        buffer_size=1, max_in_flight=3, listeners=[recorder], limits=Limits(deadline=300.0)
-    )
-    run(strategy, grid, num_versions=10**6, timeout=3600.0)
+    strategy = FedBuff(buffer_size=1, max_in_flight=3, limits=Limits(deadline=300.0))
+    recorder = recorded(strategy, grid, num_versions=10**6, timeout=3600.0)
     assert len(recorder.of("reject")) == 1
     assert len(recorder.of("leave")) == 1
     again = [event for event in recorder.of("upload") if event.client == 0 and event.time > 200]

@@ -28,7 +28,7 @@ from support.grids import (
     statistics,
     update,
 )
-from support.runs import Recorder, in_train, run, virtual
+from support.runs import in_train, recorded, run, virtual
 
 
 class ByClient(ConstantLatency):
@@ -39,18 +39,16 @@ class ByClient(ConstantLatency):
 
 
 def test_a_synchronous_round_lasts_as_long_as_its_slowest_client():
-    recorder = Recorder()
     grid = ScriptedGrid(4, lambda message: update())
-    strategy = FedAvg(fraction_train=1.0, listeners=[recorder], **virtual(4, ByClient()))
-    run(strategy, grid, num_versions=3)
+    strategy = FedAvg(fraction_train=1.0, **virtual(4, ByClient()))
+    recorder = recorded(strategy, grid, num_versions=3)
     assert [event.time for event in recorder.of("aggregate")] == [4.0, 8.0, 12.0]
     assert [event.staleness for event in recorder.of("upload")] == [0] * 12
 
 
 def test_a_synchronous_round_samples_its_clients_together():
-    recorder = Recorder()
     grid = ScriptedGrid(10, lambda message: update(), delay=lambda m: 1.0 + grid.partition(m))
-    run(FedAvg(fraction_train=0.3, listeners=[recorder]), grid, num_versions=5)
+    recorder = recorded(FedAvg(fraction_train=0.3), grid, num_versions=5)
     assert grid.most_outstanding == 3
     rounds = [
         {event.client for event in recorder.of("dispatch") if event.version == version}
@@ -171,10 +169,9 @@ def test_fedpac_refuses_bad_statistics(changes, reason):
         return content
 
     grid = ScriptedGrid(2, behaviour)
-    recorder = Recorder()
     arrays = model_arrays([0.0, 0.0], head=np.zeros(1, np.float32))
-    strategy = pac(fraction_train=1.0, listeners=[recorder], **virtual(2))
-    run(strategy, grid, num_versions=2, arrays=arrays)
+    strategy = pac(fraction_train=1.0, **virtual(2))
+    recorder = recorded(strategy, grid, num_versions=2, arrays=arrays)
     assert {event.client for event in recorder.of("reject")} == {0}
     assert all(reason in event.reason for event in recorder.of("reject"))
 

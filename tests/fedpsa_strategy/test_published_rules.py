@@ -19,7 +19,7 @@ from fedpsa_strategy.server.callbacks import StalenessLimit
 from fedpsa_strategy.server.options import Failures
 from fedpsa_strategy.server.strategies import strategy_of
 from support.grids import ScriptedGrid, model_arrays, update
-from support.runs import Recorder, run, virtual
+from support.runs import Recorder, recorded, run, virtual
 from support.updates import ZERO, make_update
 
 NEW = [FADASMethod, ACEMethod, ACEDMethod, AREAMethod, FedACMethod, RescaledMethod]
@@ -211,18 +211,15 @@ def test_rescaled_steps_know_how_long_a_task_took():
 
 def test_stale_updates_are_ignored_and_are_nobodys_failure():
     def run_with(limit):
-        recorder = Recorder()
         grid = ScriptedGrid(6, behaviour)
         strategy = FedBuff(
             buffer_size=1,
             max_in_flight=5,
-            listeners=[recorder],
             callbacks=[StalenessLimit(limit)],
             failures=Failures(max_failures=1),
             **virtual(6, UniformLatency(low=1, high=50, seed=3)),
         )
-        run(strategy, grid, num_versions=30, arrays=model_arrays([1.0, 2.0]))
-        return recorder
+        return recorded(strategy, grid, num_versions=30, arrays=model_arrays([1.0, 2.0]))
 
     recorder = run_with(2)
     rejected = recorder.of("reject")
@@ -240,12 +237,9 @@ def test_stale_updates_are_ignored_and_are_nobodys_failure():
 
 def test_an_update_that_is_not_stale_has_no_direction_in_float16_either():
     """What a client is sent differs from x by rounding, which is no direction of the model."""
-    recorder = Recorder()
     grid = ScriptedGrid(2, lambda message: update([1e-3, 0.0], dtype=np.float16))
-    strategy = strategy_of(FedACMethod)(
-        buffer_size=1, max_in_flight=1, listeners=[recorder], **virtual(2)
-    )
-    run(strategy, grid, num_versions=6, arrays=model_arrays([1.0, 2.0], np.float16))
+    strategy = strategy_of(FedACMethod)(buffer_size=1, max_in_flight=1, **virtual(2))
+    recorder = recorded(strategy, grid, num_versions=6, arrays=model_arrays([1.0, 2.0], np.float16))
     similarities = [event.report["similarity"] for event in recorder.of("upload")]
     assert {event.staleness for event in recorder.of("upload")} == {0}
     assert similarities == [0.0] * 6

@@ -8,7 +8,7 @@ from flwr.app import Error
 
 from fedpsa_strategy import FedAvg, FedBuff
 from support.grids import ScriptedGrid, update
-from support.runs import Recorder, in_train, run, virtual
+from support.runs import in_train, recorded, virtual
 
 WORK, POLL = 4.0, 3.0
 
@@ -35,16 +35,13 @@ class Node(ScriptedGrid):
 
 
 def measured(strategy, num_versions=40, **kwargs):
-    recorder = Recorder()
-    strategy.listeners.append(recorder)
     grid = Node(4, **kwargs)
-    run(strategy, grid, num_versions=num_versions)
-    return grid, recorder
+    return grid, recorded(strategy, grid, num_versions=num_versions)
 
 
 def asynchronous(queued, **kwargs):
     kwargs = {"fraction_train": 1.0} | kwargs
-    return FedBuff(buffer_size=2, queued_per_node=queued, listeners=[], **kwargs)
+    return FedBuff(buffer_size=2, queued_per_node=queued, **kwargs)
 
 
 def test_nodes_work_without_a_pause_on_models_that_are_older():
@@ -77,9 +74,9 @@ def test_where_some_are_idle_they_get_the_work():
     "make",
     [
         lambda queued: FedBuff(
-            buffer_size=2, queued_per_node=queued, listeners=[], fraction_train=1.0, **virtual(4)
+            buffer_size=2, queued_per_node=queued, fraction_train=1.0, **virtual(4)
         ),
-        lambda queued: FedAvg(queued_per_node=queued, listeners=[], fraction_train=1.0),
+        lambda queued: FedAvg(queued_per_node=queued, fraction_train=1.0),
     ],
     ids=["virtual clock", "rounds"],
 )
@@ -101,10 +98,8 @@ def test_one_that_fails_loses_one_task():
         return update()
 
     grid = Node(4, behaviour)
-    recorder = Recorder()
     strategy = asynchronous(1)
-    strategy.listeners.append(recorder)
-    run(strategy, grid, num_versions=40)
+    recorder = recorded(strategy, grid, num_versions=40)
     (reject,) = recorder.of("reject")
     assert reject.sequence not in {event.sequence for event in recorder.of("upload")}
     clients = strategy.state.clients
@@ -117,10 +112,8 @@ def test_a_silent_node_gets_no_more():
     silent = min(grid.nodes)
     usual = grid.delay
     grid.delay = lambda m: 1e9 if m.metadata.dst_node_id == silent and in_train(m) else usual(m)
-    recorder = Recorder()
     strategy = asynchronous(1)
-    strategy.listeners.append(recorder)
-    run(strategy, grid, num_versions=60, timeout=1000.0)
+    recorder = recorded(strategy, grid, num_versions=60, timeout=1000.0)
     assert len([event for event in recorder.of("dispatch") if event.client == 0]) == 2
     assert [event.client for event in recorder.of("overdue")] == [0]
     assert strategy.state.version == 60

@@ -31,7 +31,7 @@ from fedpsa_strategy.server.options import Training
 from fedpsa_strategy.wire.contract import MARK, STATES, trainable_keys
 from fedpsa_strategy.wire.states import check_states, combine_states
 from support.grids import FlowersGrid, ScriptedGrid, as_update, model_arrays, update
-from support.runs import Recorder, run, virtual
+from support.runs import Recorder, recorded, run, virtual
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -138,17 +138,15 @@ def test_running_statistics_stay_within_what_clients_hold(method, update_dtype, 
             versions.append(model.state_dict())
         return MetricRecord({"loss": float(loss)})
 
-    recorder = Recorder()
     grid = ScriptedGrid(6, behaviour)
     strategy = make_strategy(
         method,
         net,
         max_in_flight=4,
         training=Training(update_dtype=update_dtype),
-        listeners=[recorder],
         **virtual(6, UniformLatency(seed=2)),
     )
-    run(
+    recorder = recorded(
         strategy,
         grid,
         num_versions=8,

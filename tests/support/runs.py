@@ -50,6 +50,14 @@ class Recorder(list):
         return [event for event in self if event.kind == kind]
 
 
+def recorded(strategy, grid, **options):
+    """Run a strategy on a scripted grid with a recorder as its only listener; return that."""
+    recorder = Recorder()
+    strategy.listeners[:] = [recorder]
+    run(strategy, grid, **options)
+    return recorder
+
+
 def virtual(num_clients, latency=None, **kwargs):
     return {
         "clock": VirtualClock(latency or UniformLatency(seed=1)),
