@@ -2,14 +2,13 @@
 
 import ast
 import re
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from support.programs import ROOT, printed_by
+
 ALLOWED = {
     "fedpsa_strategy": set(),
     "task": {"fedpsa_strategy"},
@@ -72,11 +71,7 @@ def test_nothing_of_torch_is_used_that_may_change_without_notice():
 
 @cache
 def loaded_modules(code: str) -> set[str]:
-    script = f"import sys\n{code}\nprint(*sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    return set(done.stdout.split())
+    return set(printed_by(f"import sys\n{code}\nprint(*sys.modules)").split())
 
 
 @pytest.mark.parametrize(

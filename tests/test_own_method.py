@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -19,9 +18,9 @@ from simulation.engines.local.run import run_locally
 from simulation.engines.ray import run_on_ray
 from support.grids import ScriptedGrid, update
 from support.own_method import REFERENCE, write_example
+from support.programs import ROOT, printed_by
 from support.runs import run, virtual
 
-ROOT = Path(__file__).parents[1]
 QUICK = {
     "strategy": REFERENCE,
     "method-settings": "trim=0.2 buffer-size=5",
@@ -192,7 +191,7 @@ def test_methods_need_neither_flower_nor_torch():
         "for name in ('flwr', 'torch', 'ray'): sys.modules[name] = None\n"
         f"from fedpsa_strategy.methods import {', '.join(METHODS)}\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+    printed_by(code)
     shared = {f"fedpsa_strategy.methods.{name}" for name in ("base", "remembering", "thermometer")}
     allowed = {"numpy", "numpy.typing", "collections.abc", *shared} | sys.stdlib_module_names
     for method in METHODS:

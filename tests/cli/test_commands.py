@@ -1,10 +1,7 @@
 """The command `fedpsa`: help, examples, refusals, completion."""
 
-import os
 import re
 import shlex
-import subprocess
-import sys
 import tomllib
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -14,6 +11,7 @@ import pytest
 
 from fedpsa_strategy.cli.main import commands, main
 from simulation.cli import COMMANDS
+from support.programs import printed_by
 
 GROUP = commands(COMMANDS)
 NAMES = GROUP.list_commands(click.Context(GROUP))
@@ -58,21 +56,14 @@ def test_the_version_names_flowers_too(capsys):
 
 def test_shells_complete_commands_and_settings():
     def completed(*words):
-        variables = {
-            "_FEDPSA_COMPLETE": "bash_complete",
-            "COMP_WORDS": shlex.join(["fedpsa", *words]),
-            "COMP_CWORD": str(len(words)),
-        }
         code = "from fedpsa_strategy.cli.main import main; from simulation.cli import COMMANDS;"
-        code += "main([], given=COMMANDS)"
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            env=os.environ | variables,
-            capture_output=True,
-            text=True,
-            check=True,
+        printed = printed_by(
+            code + "main([], given=COMMANDS)",
+            _FEDPSA_COMPLETE="bash_complete",
+            COMP_WORDS=shlex.join(["fedpsa", *words]),
+            COMP_CWORD=str(len(words)),
         )
-        return [line.partition(",")[2] for line in done.stdout.splitlines()]
+        return [line.partition(",")[2] for line in printed.splitlines()]
 
     assert completed("re") == ["reproduce", "report"]
     assert "strategy=" in completed("run", "--set", "str")

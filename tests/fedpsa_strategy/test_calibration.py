@@ -1,7 +1,4 @@
 import pickle
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +8,7 @@ from hypothesis import strategies as st
 
 from fedpsa_strategy.probe.calibration import Calibration, fingerprint
 from fedpsa_strategy.probe.sketch import Sketch
+from support.programs import printed_by
 
 
 def test_gaussian_inputs_and_uniform_labels():
@@ -194,14 +192,7 @@ def test_batch_and_projection_need_no_torch():
         "from fedpsa_strategy.probe.sketch import Sketch\n"
         "print(Sketch(128)(Calibration.gaussian((2,)).inputs.ravel()).shape)"
     )
-    run = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=Path(__file__).parents[2],
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    assert run.stdout.strip() == "(16,)"
+    assert printed_by(code).strip() == "(16,)"
 
 
 @pytest.mark.cuda

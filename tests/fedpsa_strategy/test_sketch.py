@@ -1,10 +1,6 @@
 import math
-import os
 import pickle
-import subprocess
-import sys
 import tracemalloc
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedpsa_strategy.probe.sketch import Sketch
+from support.programs import printed_by
 
 SEEDS = st.integers(0, 2**64 - 1)
 
@@ -149,17 +146,9 @@ print(torch.get_num_threads())
 
 
 def test_number_of_threads_changes_no_bit(one_thread, capsys):
-    threads = {"OMP_NUM_THREADS": "2", "OPENBLAS_NUM_THREADS": "2"}
-    there = subprocess.run(
-        [sys.executable, "-c", SCRIPT],
-        env=os.environ | threads,
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    there = printed_by(SCRIPT, OMP_NUM_THREADS="2", OPENBLAS_NUM_THREADS="2")
     exec(SCRIPT, {})
-    one, two = (text.split() for text in (capsys.readouterr().out, there.stdout))
+    one, two = (text.split() for text in (capsys.readouterr().out, there))
     assert (one.pop(), two.pop()) == ("1", "2")
     assert one == two
     assert one[0] == one[1] != one[2] == one[3]

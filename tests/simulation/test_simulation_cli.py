@@ -1,15 +1,13 @@
 """The command line, with a stand-in for the engines."""
 
-import subprocess
-import sys
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
 
 from simulation import cli, launch
 from simulation.errors import LaunchFailed, Refused, RunFailed
 from support.commands import parsed
+from support.programs import printed_by
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 DEFAULTS = {
@@ -192,11 +190,4 @@ def test_a_folder_without_an_app_is_named(tmp_path, capsys):
 def test_the_command_line_is_light():
     loaded = "{'torch', 'ray', 'flwr', 'numpy', 'rich'} & {*sys.modules}"
     heavy = f"import sys, simulation.cli; print({loaded})"
-    done = subprocess.run(
-        [sys.executable, "-c", heavy],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=Path(cli.__file__).parents[1],
-    )
-    assert done.stdout.strip() == "set()"
+    assert printed_by(heavy).strip() == "set()"

@@ -2,14 +2,12 @@
 
 import json
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from support.programs import printed_by
 from task import shards
 from task.cache import cached_arrays
 from task.datasets import DATASETS, DatasetInfo, load_raw
@@ -22,7 +20,6 @@ from task.shards import (
 )
 from task.tensors import normalised
 
-ROOT = Path(__file__).resolve().parents[2]
 DIGITS = DATASETS["digits"]
 
 
@@ -314,13 +311,6 @@ print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules})))
 
 def test_a_client_process_imports_no_heavy_library(tmp_path):
     dataset_source("digits", cache_dir=tmp_path).warm_cache(3, "client-dirichlet", 0.5)
-    output = subprocess.run(
-        [sys.executable, "-c", CLIENT, str(tmp_path)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    imported = set(json.loads(output))
+    imported = set(json.loads(printed_by(CLIENT, str(tmp_path))))
     assert {"task", "torch", "numpy"} <= imported
     assert not imported & {"torchvision", "sklearn", "matplotlib", "scipy", "pandas", "flwr", "ray"}

@@ -2,17 +2,14 @@
 
 import copy
 import math
-import os
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
+from support.programs import printed_by
 from task import hardware
 from task.models import make_model
 from task.shards import dataset_source
@@ -515,9 +512,8 @@ def test_compiled_steps_handle_statistics_frozen_and_unused_parameters():
 
 
 @pytest.mark.slow
-def test_a_missing_compiler_is_a_clear_error(tmp_path):
-    environment = {key: value for key, value in os.environ.items() if key != "CXX"}
-    environment |= {"PATH": str(tmp_path), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
+def test_a_missing_compiler_is_a_clear_error(tmp_path, monkeypatch):
+    monkeypatch.delenv("CXX", raising=False)
     assert shutil.which("g++", path=str(tmp_path)) is None
     script = (
         "import torch\n"
@@ -531,15 +527,9 @@ def test_a_missing_compiler_is_a_clear_error(tmp_path):
         "except CompiledStepError as error:\n"
         "    print(error)\n"
     )
-    process = subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=Path(__file__).parents[2],
-        env=environment,
-        capture_output=True,
-        text=True,
+    printed = printed_by(
+        script, PATH=str(tmp_path), TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "cache")
     )
-    assert process.returncode == 0, process.stderr
-    printed = process.stdout
     assert 'step = "compiled"' in printed
     assert 'step = "eager"' in printed
     assert "compiler" in printed
