@@ -179,6 +179,17 @@ def test_norms_come_back_from_a_checkpoint():
         assert list(map(list, again._norms.items())) == pairs  # the order says who is left out next
 
 
+def fill(content, value):
+    """Make an update one of equal entries."""
+    content["arrays"] = ArrayRecord(
+        {
+            key: Array(np.full(array.shape, value, np.float32))
+            for key, array in content["arrays"].items()
+        }
+    )
+    content[MARK] = ConfigRecord(mark())  # with the checksum of what it made it would lie
+
+
 def test_an_outlier_in_the_first_replies_neither_counts_nor_ends_the_run():
     """One of ten sends entries of ±1000 in its first reply; the others train honestly."""
     start = model()
@@ -188,13 +199,7 @@ def test_an_outlier_in_the_first_replies_neither_counts_nor_ends_the_run():
         content = trained_reply(message).content
         if grid.partition(message) == 1 and huge:
             huge.clear()
-            content["arrays"] = ArrayRecord(
-                {
-                    key: Array(np.full(array.shape, 1000.0, np.float32))
-                    for key, array in content["arrays"].items()
-                }
-            )
-            content[MARK] = ConfigRecord(mark())
+            fill(content, 1000.0)
         return content
 
     grid = ScriptedGrid(10, behaviour)
@@ -232,21 +237,12 @@ def test_a_huge_finite_update_never_ends_a_run(entries):
     probe = Probe.gaussian(start, (5,), num_classes=3, size=16)
 
     def behaviour(message):
-        if grid.partition(message) == 1:
-            local = Overflowing()
-            local.load_state_dict(message.content["arrays"].to_torch_state_dict())
-            content = make_reply(message, local, num_examples=8).content
-            content["arrays"] = ArrayRecord(
-                {
-                    key: Array(np.full(array.shape, entries, np.float32))
-                    for key, array in content["arrays"].items()
-                }
-            )
-            content[MARK] = ConfigRecord(mark())  # with the checksum of what it made it would lie
-            return content
         local = Overflowing()
         local.load_state_dict(message.content["arrays"].to_torch_state_dict())
-        return make_reply(message, local, num_examples=8).content
+        content = make_reply(message, local, num_examples=8).content
+        if grid.partition(message) == 1:
+            fill(content, entries)
+        return content
 
     grid = ScriptedGrid(4, behaviour)
     strategy = FedPSA(

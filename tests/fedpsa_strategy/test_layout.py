@@ -68,7 +68,8 @@ FORGED = {
 @pytest.mark.parametrize("name", FORGED)
 def test_no_parser_reads_a_header_that_a_stranger_wrote(name):
     forged = Array("float32", (2, 3), "numpy.ndarray", FORGED[name])
-    with pytest.raises(InvalidReplyError, match=r"^it is not in NumPy's format"):
+    text = rf"^it is not in NumPy's format: its {len(FORGED[name])} bytes must be"
+    with pytest.raises(InvalidReplyError, match=text):
         read_array(forged, "it", VALUES.dtype, VALUES.shape)
 
 

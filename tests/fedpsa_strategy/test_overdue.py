@@ -47,6 +47,16 @@ def fleet(num_nodes, seconds, silent=0):
     return grid
 
 
+def fleet_with_a_slow_one():
+    """Nodes that take 20 s, but for client 0, which takes 200 s."""
+    grid = fleet(4, 20.0)
+    slow, usual = min(grid.nodes), grid.delay
+    grid.delay = lambda message: (
+        200.0 if in_train(message) and message.metadata.dst_node_id == slow else usual(message)
+    )
+    return grid
+
+
 def versions_per_hour(hours, failures, timeout=3600.0):
     grid = fleet(10, 10.0, silent=3)
     strategy = FedBuff(
@@ -108,14 +118,8 @@ def test_a_late_reply_counts_as_stale_as_it_is():
 
 
 def test_a_slow_client_that_is_always_slow_keeps_its_slot():
-    grid = fleet(4, 20.0)
-    slow = min(grid.nodes)
-    usual = grid.delay
-    grid.delay = lambda message: (
-        200.0 if in_train(message) and message.metadata.dst_node_id == slow else usual(message)
-    )
     strategy = FedBuff(buffer_size=2, max_in_flight=4)
-    recorder = recorded(strategy, grid, num_versions=300, timeout=3600.0)
+    recorder = recorded(strategy, fleet_with_a_slow_one(), num_versions=300, timeout=3600.0)
     by_slow = [event for event in recorder.of("upload") if event.client == 0]
     assert len(by_slow) > 8
     # Until three of its own are known, only those of the others say what to expect.
@@ -123,14 +127,8 @@ def test_a_slow_client_that_is_always_slow_keeps_its_slot():
 
 
 def test_a_client_whose_updates_are_ignored_keeps_its_slot_too():
-    grid = fleet(4, 20.0)
-    slow = min(grid.nodes)
-    usual = grid.delay
-    grid.delay = lambda message: (
-        200.0 if in_train(message) and message.metadata.dst_node_id == slow else usual(message)
-    )
     strategy = FedBuff(buffer_size=1, max_in_flight=4, callbacks=[StalenessLimit(10)])
-    recorder = recorded(strategy, grid, num_versions=300, timeout=3600.0)
+    recorder = recorded(strategy, fleet_with_a_slow_one(), num_versions=300, timeout=3600.0)
     assert len([event for event in recorder.of("reject") if event.client == 0]) > 8
     assert {event.client for event in recorder.of("upload")} == {1, 2, 3}
     # Its replies came: from the third on it is known how long they take.
