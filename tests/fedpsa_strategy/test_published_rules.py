@@ -166,33 +166,6 @@ def test_every_rule_is_deterministic_whatever_the_order_of_arrival(method):
     assert first == second
 
 
-HALF = [method for method in NEW if method.remembers_clients]
-
-
-@pytest.mark.parametrize(
-    ("method", "own"), [(m, {}) for m in NEW] + [(m, {"memory": "half"}) for m in HALF]
-)
-def test_state_dict_round_trip_continues_bit_for_bit(method, own):
-    own = dict(own)
-    if "age-limit" in method.setting_keys():
-        own["age_limit"] = 4
-    rng = np.random.default_rng(0)
-    items = []
-    for i in range(60):
-        item = make_update(rng.normal(size=2), client=int(rng.integers(4)), staleness=i % 7)
-        items.append(replace(item, version=i - i % 7, response_time=float(rng.integers(9))))
-    straight, first = started(method(**own)), started(method(**own))
-    second = method(**own).make_rule(Given(4))
-    for item in items:
-        straight.add(item)
-    for item in items[:31]:
-        first.add(item)
-    second.load_state_dict(first.state_dict())
-    for item in items[31:]:
-        second.add(item)
-    assert straight.model.tobytes() == second.model.tobytes()
-
-
 def test_rescaled_steps_know_how_long_a_task_took():
     _, recorder = go(RescaledMethod, buffer_size=2)
     sent = {event.sequence: event.time for event in recorder.of("dispatch")}
