@@ -29,7 +29,7 @@ from fedpsa_strategy.server.checkpoint import (
 )
 from fedpsa_strategy.server.options import Evaluation, Limits
 from fedpsa_strategy.server.snapshot import ResumeError
-from support.grids import ScriptedGrid, model_arrays, statistics, update
+from support.grids import ScriptedGrid, Stopped, model_arrays, statistics, update
 from support.runs import Killed, Recorder, counting_evaluation, run, virtual
 
 METHODS = {
@@ -44,10 +44,6 @@ METHODS = {
     "fedavg": FedAvg,
     "fedpac": lambda **kw: FedPAC(head_keys=["head"], num_classes=2, num_features=1, **kw),
 }
-
-
-class Stopped(BaseException):
-    """What a grid says when the run has been ended elsewhere."""
 
 
 class Store(CheckpointStore):

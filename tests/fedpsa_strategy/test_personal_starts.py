@@ -8,7 +8,7 @@ import pytest
 from fedpsa_strategy.methods.base import Buffered, BufferedRule
 from fedpsa_strategy.server.checkpoint import Checkpointer, CheckpointStore, load
 from fedpsa_strategy.server.strategies import strategy_of
-from support.grids import ScriptedGrid, model_arrays, update
+from support.grids import Ending, Stopped, model_arrays, update
 from support.runs import Recorder, run, virtual
 
 
@@ -41,25 +41,7 @@ class Shifted(Buffered):
     rule = ShiftedRule
 
 
-class Stopped(BaseException):
-    """What a grid says when the run has been ended elsewhere."""
-
-
-class Ends(ScriptedGrid):
-    """A grid that ends the run after some replies."""
-
-    replies = None
-
-    def pull_messages(self, message_ids):
-        if self.replies == 0:
-            raise Stopped
-        found = super().pull_messages(message_ids)
-        if self.replies is not None and self.outstanding_train:
-            self.replies -= 1
-        return found
-
-
-def go(*, store=None, resume=None, replies=None, num_versions=6, whole_models=False):
+def go(*, store=None, resume=None, pulls=None, num_versions=6, whole_models=False):
     """Clients send their start back, as whole models: the server has to know what it sent."""
     sent = {}
 
@@ -74,8 +56,7 @@ def go(*, store=None, resume=None, replies=None, num_versions=6, whole_models=Fa
         del content["fedpsa"]
         return content
 
-    grid = Ends(5, behaviour)
-    grid.replies = replies
+    grid = Ending(5, behaviour, pulls=pulls)
     recorder = Recorder()
     strategy = strategy_of(Shifted)(
         buffer_size=2,
@@ -96,9 +77,9 @@ def go(*, store=None, resume=None, replies=None, num_versions=6, whole_models=Fa
 def test_a_run_with_personal_starts_is_resumed_to_the_same_bits(tmp_path, whole_models):
     _, _, _, expected = go(whole_models=whole_models)
     personal = 0
-    for replies in range(3, 15):
-        store = CheckpointStore(tmp_path / str(replies))
-        go(store=store, replies=replies, whole_models=whole_models)
+    for pulls in range(3, 15):
+        store = CheckpointStore(tmp_path / str(pulls))
+        go(store=store, pulls=pulls, whole_models=whole_models)
         (path,) = store.paths()
         saved = load(path)
         personal += len(saved["models"]) > 1
@@ -116,7 +97,7 @@ def test_the_start_is_what_was_sent_though_the_memory_has_changed_since():
 
 def test_personal_starts_are_kept_only_while_in_flight(tmp_path):
     store = CheckpointStore(tmp_path)
-    strategy, *_ = go(store=store, replies=14)
+    strategy, *_ = go(store=store, pulls=14)
     saved = store.load_newest()
     assert len(saved["tasks"]) <= 3
     assert len(saved["models"]) <= 1 + len(saved["tasks"])
@@ -124,7 +105,7 @@ def test_personal_starts_are_kept_only_while_in_flight(tmp_path):
 
 
 def test_shared_starts_are_stored_once(tmp_path):
-    strategy, *_ = go(store=CheckpointStore(tmp_path), replies=1)
+    strategy, *_ = go(store=CheckpointStore(tmp_path), pulls=1)
     tasks = strategy.state.in_flight.values()
     assert len(tasks) == 3
     assert {id(task.start) for task in tasks} == {id(strategy.state.model)}

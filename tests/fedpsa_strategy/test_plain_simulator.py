@@ -5,6 +5,8 @@ clients compute, what they start from and what the server makes of it, it works 
 whole arrays in double precision and every mean summed anew.
 """
 
+from functools import partial
+
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
@@ -16,7 +18,7 @@ from fedpsa_strategy.server.checkpoint import Checkpointer, CheckpointStore
 from fedpsa_strategy.server.options import Training
 from fedpsa_strategy.server.strategies import strategy_of
 from fedpsa_strategy.wire.contract import MARK, STATES, mark
-from support.grids import ScriptedGrid
+from support.grids import Ending, ScriptedGrid, Stopped
 from support.runs import Recorder, run, virtual
 
 SIZE, STEPS, LR, DECAY = 5, 3, 0.2, 0.999
@@ -456,23 +458,6 @@ def test_in_real_time_with_tasks_that_wait_and_a_client_that_joins_late(method, 
 # --- Interruptions -----------------------------------------------------------------------------
 
 
-class Stopped(BaseException):
-    """What a grid says when the run has been ended elsewhere."""
-
-
-class Ends(ScriptedGrid):
-    """A grid that ends the run after some pulls."""
-
-    pulls = None
-
-    def pull_messages(self, message_ids):
-        if self.pulls is not None and self.outstanding_train:
-            if self.pulls == 0:
-                raise Stopped
-            self.pulls -= 1
-        return super().pull_messages(message_ids)
-
-
 PLACES = [(name, "ram") for name in PLAIN] + [
     (name, memory)
     for name in PLAIN
@@ -497,7 +482,7 @@ def test_resumed_from_any_moment_it_ends_in_the_same_bits(tmp_path, method, memo
             own,
             6,
             callbacks=[StalenessLimit(LIMIT), NormGuard(ratio=1.1, action="clip")],
-            grid_type=type("Grid", (Ends,), {"pulls": pulls}),
+            grid_type=partial(Ending, pulls=pulls),
             checkpointer=Checkpointer(**checkpointer),
             num_versions=12,
             **virtual(6, UniformLatency(low=5, high=60, seed=4)),

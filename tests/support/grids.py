@@ -130,6 +130,25 @@ class ScriptedGrid(Grid):
         return sorted(self.nodes).index(message.metadata.dst_node_id)
 
 
+class Stopped(BaseException):
+    """What a grid says when the run has been ended elsewhere."""
+
+
+class Ending(ScriptedGrid):
+    """Ends the run after some pulls of train replies; `None`: never."""
+
+    def __init__(self, *args, pulls: int | None = None, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        self.pulls = pulls
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        if self.pulls is not None and self.outstanding_train:
+            if self.pulls == 0:
+                raise Stopped
+            self.pulls -= 1
+        return super().pull_messages(message_ids)
+
+
 class Unreadable(RecordDict):
     """A reply that Flower cannot decode, such as one with a metric without a value."""
 
