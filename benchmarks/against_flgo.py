@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -65,6 +66,67 @@ def on_flgo(python: Path, job: Job, files: Path) -> Measured:
     return Measured(found["uploads"] / found["seconds"], found["peak_memory"], found)
 
 
+def _report_dataset(
+    report: Report, parsed: argparse.Namespace, dataset: str, python: Path
+) -> dict[str, Any]:
+    """Measure with one dataset; return the rates and the memory of all runs."""
+    changes: dict[str, Any] = {"data_dir": str(parsed.data_dir), "method": "fedbuff"}
+    if parsed.versions:
+        changes["versions"] = parsed.versions
+    job = Job(**{**vars(JOBS[dataset]), **changes})
+    psa = Job(**{**vars(job), "method": "fedpsa"})
+    files = parsed.data_dir / _FOLDERS[dataset] / "raw"
+    cases: dict[str, Callable[[], Measured]] = {
+        "FLGo, FedBuff": partial(on_flgo, python, job, files),
+        "local engine, 1 worker, FedBuff": partial(on_local_engine, job, 1),
+        "local engine, 2 workers, FedBuff": partial(on_local_engine, job, 2),
+        "local engine, 2 workers, FedPSA": partial(on_local_engine, psa, 2),
+        "local engine, 2 processes with the server, FedBuff": partial(
+            on_local_engine, job, 2, train_here=True
+        ),
+        "bare loop, 1 process": partial(bare, job, 1),
+    }
+    if parsed.ray:
+        cases["Flower's Ray engine, 2 actors, FedBuff"] = partial(on_ray, job, 2)
+    found: dict[str, list[Measured]] = {name: [] for name in cases}
+    for _ in range(parsed.repeats):
+        for name, run in cases.items():
+            found[name].append(run())
+            print(f"  {name}: {found[name][-1].uploads_per_second:.2f} uploads/s", flush=True)
+    rates = {name: [run.uploads_per_second for run in runs] for name, runs in found.items()}
+    ratios = {name: paired_ratio(rates[name], rates["FLGo, FedBuff"]) for name in cases}
+    steps = (found["FLGo, FedBuff"][0].summary or {})["steps_per_task"]
+    report.table(
+        f"{dataset}: {job.epochs} epochs, {steps:g} steps a task, {job.uploads} uploads",
+        ["", "uploads/s", "times FLGo", "memory"],
+        [
+            [
+                name,
+                Spread.of(rates[name]).show(),
+                ratios[name].show(),
+                with_unit(max(run.peak_memory for run in runs)),
+            ]
+            for name, runs in found.items()
+        ],
+    )
+    two = "local engine, 2 workers, FedBuff"
+    report.target(
+        f"{dataset}: {two}, uploads/s over FLGo's",
+        ratios[two].median,
+        _OVER_FLGO[dataset],
+        at_least=True,
+    )
+    share = paired_ratio(rates["local engine, 1 worker, FedBuff"], rates["bare loop, 1 process"])
+    report.text(
+        f"{dataset}, 1 worker: {100 * share.median:.0f} % of the step-time limit (the bare "
+        "loop with the same step)."
+    )
+    return {
+        name: [[run.uploads_per_second, run.peak_memory] for run in runs]
+        for name, runs in found.items()
+    }
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, and write the page."""
     options = parser("benchmarks.against_flgo", __doc__ or "")
@@ -91,63 +153,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     data: dict[str, Any] = {}
     for dataset in parsed.datasets:
-        changes: dict[str, Any] = {"data_dir": str(parsed.data_dir), "method": "fedbuff"}
-        if parsed.versions:
-            changes["versions"] = parsed.versions
-        job = Job(**{**vars(JOBS[dataset]), **changes})
-        psa = Job(**{**vars(job), "method": "fedpsa"})
-        files = parsed.data_dir / _FOLDERS[dataset] / "raw"
-        cases: dict[str, Callable[[], Measured]] = {
-            "FLGo, FedBuff": partial(on_flgo, python, job, files),
-            "local engine, 1 worker, FedBuff": partial(on_local_engine, job, 1),
-            "local engine, 2 workers, FedBuff": partial(on_local_engine, job, 2),
-            "local engine, 2 workers, FedPSA": partial(on_local_engine, psa, 2),
-            "local engine, 2 processes with the server, FedBuff": partial(
-                on_local_engine, job, 2, train_here=True
-            ),
-            "bare loop, 1 process": partial(bare, job, 1),
-        }
-        if parsed.ray:
-            cases["Flower's Ray engine, 2 actors, FedBuff"] = partial(on_ray, job, 2)
-        found: dict[str, list[Measured]] = {name: [] for name in cases}
-        for _ in range(parsed.repeats):
-            for name, run in cases.items():
-                found[name].append(run())
-                print(f"  {name}: {found[name][-1].uploads_per_second:.2f} uploads/s", flush=True)
-        rates = {name: [run.uploads_per_second for run in runs] for name, runs in found.items()}
-        ratios = {name: paired_ratio(rates[name], rates["FLGo, FedBuff"]) for name in cases}
-        steps = (found["FLGo, FedBuff"][0].summary or {})["steps_per_task"]
-        report.table(
-            f"{dataset}: {job.epochs} epochs, {steps:g} steps a task, {job.uploads} uploads",
-            ["", "uploads/s", "times FLGo", "memory"],
-            [
-                [
-                    name,
-                    Spread.of(rates[name]).show(),
-                    ratios[name].show(),
-                    with_unit(max(run.peak_memory for run in runs)),
-                ]
-                for name, runs in found.items()
-            ],
-        )
-        two = "local engine, 2 workers, FedBuff"
-        report.target(
-            f"{dataset}: {two}, uploads/s over FLGo's",
-            ratios[two].median,
-            _OVER_FLGO[dataset],
-            at_least=True,
-        )
-        share = paired_ratio(
-            rates["local engine, 1 worker, FedBuff"], rates["bare loop, 1 process"]
-        )
-        report.text(
-            f"{dataset}, 1 worker: {100 * share.median:.0f} % of the step-time limit (the bare "
-            "loop with the same step)."
-        )
-        data[dataset] = {
-            name: [[run.uploads_per_second, run.peak_memory] for run in runs]
-            for name, runs in found.items()
-        }
+        data[dataset] = _report_dataset(report, parsed, dataset, python)
     report.data("runs", data)
     print(report.write(parsed.out).read_text())
 

@@ -17,6 +17,22 @@ import torch
 
 _FILES = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
 _NAMES = {"fmnist": "FashionMNIST", "mnist": "MNIST"}
+_SETTINGS = {
+    "num_rounds": 10**9,
+    "proportion": 0.2,
+    "sample": "uniform",
+    "batch_size": 64,
+    "learning_rate": 0.01,
+    "learning_rate_decay": 0.999,
+    "lr_scheduler": "0",
+    "train_holdout": 0.0,
+    "responsiveness": "UNI-10-500",
+    "load_mode": "mem",
+    "eval_interval": 50,
+    "torch_num_threads": 1,
+    "no_log_console": True,
+    "no_tqdm": True,
+}
 
 
 def declare_schemas() -> object:
@@ -36,8 +52,8 @@ def unpack(source: Path, target: Path) -> None:
             shutil.copyfileobj(old, new)
 
 
-def main() -> None:
-    """Be the program."""
+def read_options() -> argparse.Namespace:
+    """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dataset", choices=sorted(_NAMES), required=True)
     parser.add_argument("--files", type=Path, required=True, help="folder of the .gz files")
@@ -46,7 +62,12 @@ def main() -> None:
     parser.add_argument("--warm-up", type=int, default=10)
     parser.add_argument("--clients", type=int, default=50)
     parser.add_argument("--epochs", type=int, default=5)
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Be the program."""
+    options = read_options()
     try:
         import torchvision  # noqa: F401
     except RuntimeError:
@@ -84,28 +105,7 @@ def main() -> None:
     algorithm = types.SimpleNamespace(__name__="fedbuff", Server=Server, Client=fedbuff.Client)
     models = {"fmnist": "lr", "mnist": "cnn"}
     model = __import__(f"{benchmark.__name__}.model.{models[options.dataset]}", fromlist=["Model"])
-    runner = flgo.init(
-        task,
-        algorithm,
-        {
-            "num_rounds": 10**9,
-            "proportion": 0.2,
-            "sample": "uniform",
-            "num_epochs": options.epochs,
-            "batch_size": 64,
-            "learning_rate": 0.01,
-            "learning_rate_decay": 0.999,
-            "lr_scheduler": "0",
-            "train_holdout": 0.0,
-            "responsiveness": "UNI-10-500",
-            "load_mode": "mem",
-            "eval_interval": 50,
-            "torch_num_threads": 1,
-            "no_log_console": True,
-            "no_tqdm": True,
-        },
-        model=model,
-    )
+    runner = flgo.init(task, algorithm, _SETTINGS | {"num_epochs": options.epochs}, model=model)
     runner.register_exit_condition(lambda _server: len(times) >= options.uploads + options.warm_up)
     runner.run()
     counted = times[options.warm_up :]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import tempfile
@@ -29,7 +28,9 @@ from benchmarks.report import Report, parser, with_unit
 from benchmarks.superlink import update_seconds
 from fedpsa_strategy import FedBuff, make_reply
 from fedpsa_strategy.server.checkpoint import CheckpointStore
+from fedpsa_strategy.server.events import Uploaded
 from fedpsa_strategy.server.snapshot import take_snapshot
+from fedpsa_strategy.watch.event_log import read_events
 from fedpsa_strategy.wire.contract import DELTA, REPLY_ARRAYS
 from fedpsa_strategy.wire.layout import Layout
 from fedpsa_strategy.wire.replies import count_bytes, read_train_reply
@@ -165,14 +166,15 @@ def measure_run(
         summary = deployment.run(config, stream=False)
         seconds = time.monotonic() - started
         memory.end()
-        lines = (run_dir / "events.jsonl").read_text().splitlines()
+        events = list(read_events(run_dir / "events.jsonl"))
         of_each = update_seconds(run_dir / "events.jsonl")
-    uploads = [event for event in map(json.loads, lines) if event["event"] == "upload"]
     return {
         "updates": summary["uploads"],
         "seconds": seconds,
         "update_seconds": Spread.of(of_each[1:] or of_each),
-        "train_seconds": Spread.of(event["metrics"]["train-seconds"] for event in uploads),
+        "train_seconds": Spread.of(
+            event.metrics["train-seconds"] for event in events if isinstance(event, Uploaded)
+        ),
         "server_seconds": summary["server_seconds"] / summary["uploads"],
         "bytes_up": summary["bytes_up"] / summary["uploads"],
         "bytes_down": summary["bytes_down"] / summary["uploads"],

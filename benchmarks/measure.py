@@ -46,13 +46,6 @@ class Spread:
         return f"{middle} ({low}-{high})"
 
 
-def seconds_of(function: Callable[[], Any]) -> float:
-    """Return how long a call takes."""
-    started = time.perf_counter()
-    function()
-    return time.perf_counter() - started
-
-
 def cpu_seconds_of(function: Callable[[], Any]) -> float:
     """Return how much processor time a call takes.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -25,6 +25,7 @@ from task.tensors import Shard
 from task.training import shuffled, train
 
 EPOCHS, BATCH_SIZE, CALIBRATION, DIM = 5, 64, 64, 16  # the paper's
+_STEPS = ("", "compiled ")  # of training, the share of which is taken
 
 
 @dataclass(frozen=True)
@@ -214,34 +215,12 @@ def measure_sketch(size: int, repeats: int) -> dict[str, Any]:
     }
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, and write the page."""
-    options = parser("benchmarks.sketch", __doc__ or "")
-    options.add_argument("--models", nargs="+", default=list(CASES), choices=list(CASES))
-    options.add_argument("--size", type=float, default=1e8, help="entries of the long sketch")
-    options.add_argument("--compiled", action="store_true", help="also the compiled training step")
-    parsed = options.parse_args(arguments)
-    torch.set_num_threads(1)
-    command = f"python -m benchmarks.sketch --models {' '.join(parsed.models)}"
-    command += f" --size {parsed.size:g}{' --compiled' if parsed.compiled else ''}"
-    command += f" --repeats {parsed.repeats}"
-    report = Report("sketch", "Sensitivity and sketch against local training", command)
-    report.text(
-        f"Processor time of one thread; {EPOCHS} epochs of batches of {BATCH_SIZE}, a calibration "
-        f"batch of {CALIBRATION} and k = {DIM} as in the paper. Medians, ranges in brackets; "
-        "what takes milliseconds is measured ten times as often, the largest models twice. "
-        "Training is the eager step; where it takes long, some of its steps are measured. Memory "
-        "is what the process grows by."
-    )
-    rows, data = [], {}
-    for name in parsed.models:
-        big, quick = name in ("resnet18", "100m"), name in ("digits", "fmnist")
-        repeats = min(parsed.repeats, 2) if big else (10 if quick else 1) * parsed.repeats
-        found = measure_case(CASES[name], repeats, alternatives=not big)
-        if parsed.compiled and not big:
-            time, found["share of compiled"] = measure_compiled(CASES[name], repeats)
-            found["seconds"]["compiled training"] = time
-        data[name] = found
+def _report_uploads(report: Report, data: Mapping[str, dict[str, Any]]) -> None:
+    rows = []
+    for name, found in data.items():
+        shares = {"": found["share"].median}
+        if "share of compiled" in found:
+            shares["compiled "] = found["share of compiled"]
         seconds, memory = found["seconds"], found["memory"]
         rows.append(
             [
@@ -251,30 +230,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     seconds[key].show(1e3) if key in seconds else ""
                     for key in ("training", "compiled training", "sensitivity", "sketch")
                 ),
-                f"{100 * found['share'].median:.2g} %",
-                f"{100 * found['share of compiled']:.2g} %" if "share of compiled" in found else "",
-                with_unit(memory["sensitivity"]),
-                with_unit(memory["sketch"]),
-                with_unit(memory["training"]),
+                *(f"{100 * shares[key]:.2g} %" if key in shares else "" for key in _STEPS),
+                *(with_unit(memory[key]) for key in ("sensitivity", "sketch", "training")),
             ]
         )
-        report.target(
-            f"{name}: sensitivity + sketch, in % of local training",
-            100 * found["share"].median,
-            5.0,
-        )
-        if "share of compiled" in found:
-            report.target(
-                f"{name}: sensitivity + sketch, in % of compiled local training",
-                100 * found["share of compiled"],
-                5.0,
-            )
+        for step, share in shares.items():
+            what = f"{name}: sensitivity + sketch, in % of {step}local training"
+            report.target(what, 100 * share, 5.0)
     report.table(
         "Per upload, milliseconds and memory",
         ["model", "d", "training", "compiled training", "sensitivity", "sketch", "share",
          "share of compiled", "memory: sensitivity", "sketch", "training"],
         rows,
     )  # fmt: skip
+
+
+def _report_other_ways(report: Report, data: Mapping[str, dict[str, Any]]) -> None:
     report.table(
         "Other ways, milliseconds (and memory)",
         ["model", "ours: sensitivity", "vmap(grad)", "a loop over samples", "ours: sketch",
@@ -296,19 +267,55 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for name, found in data.items()
         ],
     )  # fmt: skip
-    long = measure_sketch(int(parsed.size), min(parsed.repeats, 3))
+
+
+def _report_long_sketch(report: Report, long: dict[str, Any]) -> None:
     report.table(
-        f"A sketch of {parsed.size:.0e} numbers, k = {DIM}",
+        f"A sketch of {long['size']:.0e} numbers, k = {DIM}",
         ["", "seconds"],
         [[key, spread.show()] for key, spread in long["seconds"].items()],
     )
     report.text(f"Extra memory: {with_unit(long['memory'])}.")
     report.target(
-        f"sketch of {parsed.size:.0e}: time / (reading + one bit per entry of R)",
+        f"sketch of {long['size']:.0e}: time / (reading + one bit per entry of R)",
         long["ratio"].median,
         3.0,
     )
-    report.target(f"sketch of {parsed.size:.0e}: extra MB", long["memory"] / 1e6, 64.0)
+    report.target(f"sketch of {long['size']:.0e}: extra MB", long["memory"] / 1e6, 64.0)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, and write the page."""
+    options = parser("benchmarks.sketch", __doc__ or "")
+    options.add_argument("--models", nargs="+", default=list(CASES), choices=list(CASES))
+    options.add_argument("--size", type=float, default=1e8, help="entries of the long sketch")
+    options.add_argument("--compiled", action="store_true", help="also the compiled training step")
+    parsed = options.parse_args(arguments)
+    torch.set_num_threads(1)
+    command = f"python -m benchmarks.sketch --models {' '.join(parsed.models)}"
+    command += f" --size {parsed.size:g}{' --compiled' if parsed.compiled else ''}"
+    command += f" --repeats {parsed.repeats}"
+    report = Report("sketch", "Sensitivity and sketch against local training", command)
+    report.text(
+        f"Processor time of one thread; {EPOCHS} epochs of batches of {BATCH_SIZE}, a calibration "
+        f"batch of {CALIBRATION} and k = {DIM} as in the paper. Medians, ranges in brackets; "
+        "what takes milliseconds is measured ten times as often, the largest models twice. "
+        "Training is the eager step; where it takes long, some of its steps are measured. Memory "
+        "is what the process grows by."
+    )
+    data = {}
+    for name in parsed.models:
+        big, quick = name in ("resnet18", "100m"), name in ("digits", "fmnist")
+        repeats = min(parsed.repeats, 2) if big else (10 if quick else 1) * parsed.repeats
+        found = measure_case(CASES[name], repeats, alternatives=not big)
+        if parsed.compiled and not big:
+            time, found["share of compiled"] = measure_compiled(CASES[name], repeats)
+            found["seconds"]["compiled training"] = time
+        data[name] = found
+    _report_uploads(report, data)
+    _report_other_ways(report, data)
+    long = measure_sketch(int(parsed.size), min(parsed.repeats, 3))
+    _report_long_sketch(report, long)
     report.data("models", data)
     report.data("long_sketch", long)
     print(report.write(parsed.out).read_text())

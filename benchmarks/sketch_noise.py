@@ -138,6 +138,46 @@ def effective(kappas: NDArray[np.float64], temperature: float) -> float:
     return effective_number(softmax(kappas.tolist(), temperature))
 
 
+def _report_model(report: Report, name: str, stages: Sequence[Found]) -> list[dict[str, Any]]:
+    """Report what was found with a model; return it as plain values."""
+    report.table(
+        name,
+        ["versions", "accuracy (%)", "exact cosines, mean", "their deviation"]
+        + [f"noise at k = {length} (share)" for length in LENGTHS],
+        [
+            [
+                found.versions,
+                f"{100 * found.accuracy:.1f}",
+                f"{found.exact.mean():.3f}",
+                f"{found.exact.std():.3f}",
+                *(
+                    f"{noise(found, length):.3f} ({100 * share_of_noise(found, length):.0f} %)"
+                    for length in LENGTHS
+                ),
+            ]
+            for found in stages
+        ],
+    )
+    report.table(
+        f"{name}: effective number of {CLIENTS} at a temperature, by exact cosines",
+        ["versions", *(f"{temperature:g}" for temperature in TEMPERATURES)],
+        [
+            [found.versions, *(f"{effective(found.exact, t):.2f}" for t in TEMPERATURES)]
+            for found in stages
+        ],
+    )
+    return [
+        {
+            "versions": found.versions,
+            "accuracy": found.accuracy,
+            "exact": found.exact.tolist(),
+            "noise": {length: noise(found, length) for length in LENGTHS},
+            "share": {length: share_of_noise(found, length) for length in LENGTHS},
+        }
+        for found in stages
+    ]
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Measure and write the page."""
     options = parser("benchmarks.sketch_noise", __doc__ or "")
@@ -180,42 +220,7 @@ def main(arguments: list[str] | None = None) -> None:
             model_width=width,
         )
         stages = measure(task, parsed.stages, parsed.projections, parsed.epochs, parsed.seed)
-        report.table(
-            name,
-            ["versions", "accuracy (%)", "exact cosines, mean", "their deviation"]
-            + [f"noise at k = {length} (share)" for length in LENGTHS],
-            [
-                [
-                    found.versions,
-                    f"{100 * found.accuracy:.1f}",
-                    f"{found.exact.mean():.3f}",
-                    f"{found.exact.std():.3f}",
-                    *(
-                        f"{noise(found, length):.3f} ({100 * share_of_noise(found, length):.0f} %)"
-                        for length in LENGTHS
-                    ),
-                ]
-                for found in stages
-            ],
-        )
-        report.table(
-            f"{name}: effective number of {CLIENTS} at a temperature, by exact cosines",
-            ["versions", *(f"{temperature:g}" for temperature in TEMPERATURES)],
-            [
-                [found.versions, *(f"{effective(found.exact, t):.2f}" for t in TEMPERATURES)]
-                for found in stages
-            ],
-        )
-        data[name] = [
-            {
-                "versions": found.versions,
-                "accuracy": found.accuracy,
-                "exact": found.exact.tolist(),
-                "noise": {length: noise(found, length) for length in LENGTHS},
-                "share": {length: share_of_noise(found, length) for length in LENGTHS},
-            }
-            for found in stages
-        ]
+        data[name] = _report_model(report, name, stages)
     report.data("models", data)
     print(report.write(parsed.out).read_text())
 

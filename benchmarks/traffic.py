@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import argparse
 import logging
 import statistics
 import tempfile
@@ -13,6 +13,8 @@ from typing import Any
 
 from benchmarks.report import Report, parser, with_unit
 from fedpsa_strategy.methods.registry import METHODS
+from fedpsa_strategy.server.events import Dispatched, Uploaded
+from fedpsa_strategy.watch.event_log import read_events
 from fedpsa_strategy.wire.update_dtype import UPDATE_DTYPES
 from simulation.engines.local.run import run_locally
 from simulation.machine import num_cores
@@ -44,35 +46,24 @@ def measure(method: str, dataset: str, data_dir: str, **settings: Any) -> Traffi
             **settings,
         }
         run_locally(config, workers=0, stream=False)
-        lines = (Path(folder) / "run" / "events.jsonl").read_text().splitlines()
-    events = [json.loads(line) for line in lines]
-    sizes = {
-        kind: [event["num_bytes"] for event in events if event["event"] == kind]
-        for kind in ("dispatch", "upload")
-    }
-    return Traffic(statistics.fmean(sizes["dispatch"]), statistics.fmean(sizes["upload"]))
+        events = list(read_events(Path(folder) / "run" / "events.jsonl"))
+    down = [event.num_bytes for event in events if isinstance(event, Dispatched)]
+    up = [event.num_bytes for event in events if isinstance(event, Uploaded)]
+    return Traffic(statistics.fmean(down), statistics.fmean(up))
 
 
-def accuracy(
-    dataset: str,
-    width: float,
-    days: float,
-    seeds: Sequence[int],
-    formats: Sequence[str],
-    data_dir: str,
-    workers: int,
-) -> dict[str, Any]:
+def accuracy(dataset: str, width: float, days: float, parsed: argparse.Namespace) -> dict[str, Any]:
     """Return the final accuracies with each of the number formats."""
     usual: dict[str, Any] = {"lr": 0.1, "batch-size": 16} if dataset == "digits" else {}
     found: dict[str, Any] = {}
-    for update_dtype in formats:
+    for update_dtype in parsed.formats:
         runs = []
-        for seed in seeds:
+        for seed in range(parsed.seeds):
             with tempfile.TemporaryDirectory() as folder:
                 config = {
                     "dataset": dataset,
                     "model-width": width,
-                    "data-dir": data_dir,
+                    "data-dir": parsed.data_dir,
                     "dirichlet-alpha": 0.1,
                     "virtual-days": days,
                     "seed": seed,
@@ -81,7 +72,7 @@ def accuracy(
                     "run-dir": str(Path(folder) / "run"),
                     **usual,
                 }
-                runs.append(run_locally(config, workers=workers, stream=False))
+                runs.append(run_locally(config, workers=parsed.workers, stream=False))
         found[update_dtype] = [
             {key: run[key] for key in ("accuracy", "best_accuracy", "uploads", "bytes_up")}
             for run in runs
@@ -89,36 +80,7 @@ def accuracy(
     return found
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, and write the page."""
-    options = parser("benchmarks.traffic", __doc__ or "")
-    options.add_argument("--datasets", nargs="*", default=["digits", "fmnist", "mnist"])
-    options.add_argument("--data-dir", default="", help="where the datasets' files are")
-    options.add_argument(
-        "--accuracy",
-        nargs="*",
-        default=[],
-        metavar="DATASET[:WIDTH]=DAYS",
-        help="also the accuracies, with models of that width",
-    )
-    options.add_argument("--seeds", type=int, default=3)
-    options.add_argument("--formats", nargs="+", default=UPDATE_DTYPES, choices=UPDATE_DTYPES)
-    options.add_argument("--workers", type=int, default=num_cores(), help="0: no other process")
-    options.add_argument("--label", default="", help="word behind the page's name")
-    parsed = options.parse_args(arguments)
-    logging.getLogger("flwr").setLevel(logging.WARNING)
-    command = "python -m benchmarks.traffic --datasets " + " ".join(parsed.datasets)
-    if parsed.accuracy:
-        command += " --accuracy " + " ".join(parsed.accuracy)
-    if parsed.label:
-        command += f" --seeds {parsed.seeds} --formats " + " ".join(parsed.formats)
-    report = Report("traffic", "Bytes per update", command, parsed.label)
-    report.text(
-        "What the records of a train message and of its reply hold: arrays with NumPy's headers, "
-        "names and numbers. FedPSA's own part is its difference to FedBuff: what a node needs to "
-        "rebuild the calibration batch and the projection on the way down, the sketch and its "
-        "timing on the way up."
-    )
+def _report_traffic(report: Report, parsed: argparse.Namespace) -> None:
     rows, data = [], {}
     for dataset in parsed.datasets:
         found = {
@@ -153,23 +115,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if rows:
         report.table("", ["dataset", "method", "down", "up", "against FedBuff, both ways"], rows)
     report.data("traffic", data)
+
+
+def _report_accuracies(report: Report, parsed: argparse.Namespace) -> None:
     accuracies = {}
     for text in parsed.accuracy:
         model, _, days = text.partition("=")
         dataset, _, width = model.partition(":")
         wide = f" (model-width {width})" if width else ""
-        seeds = range(parsed.seeds)
-        found_here = accuracy(
-            dataset,
-            float(width or 1),
-            float(days),
-            seeds,
-            parsed.formats,
-            parsed.data_dir,
-            parsed.workers,
-        )
-        accuracies[text] = found_here
-        exact = [run["accuracy"] for run in found_here["float32"]]
+        found = accuracy(dataset, float(width or 1), float(days), parsed)
+        accuracies[text] = found
+        exact = [run["accuracy"] for run in found["float32"]]
         report.table(
             f"{dataset}{wide}, {days} virtual days, FedPSA, α 0.1: accuracy by `update-dtype`",
             ["format", "accuracy per seed, %", "mean", "mean difference to float32", "bytes up"],
@@ -181,16 +137,50 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     f"{_difference(runs, exact):+.2f}",
                     with_unit(runs[0]["bytes_up"]),
                 ]
-                for update_dtype, runs in found_here.items()
+                for update_dtype, runs in found.items()
             ],
         )
     report.data("accuracy", accuracies)
-    print(report.write(parsed.out).read_text())
 
 
 def _difference(runs: Sequence[dict[str, Any]], exact: Sequence[float]) -> float:
     pairs = zip(runs, exact, strict=True)
     return 100 * statistics.fmean(run["accuracy"] - value for run, value in pairs)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, and write the page."""
+    options = parser("benchmarks.traffic", __doc__ or "")
+    options.add_argument("--datasets", nargs="*", default=["digits", "fmnist", "mnist"])
+    options.add_argument("--data-dir", default="", help="where the datasets' files are")
+    options.add_argument(
+        "--accuracy",
+        nargs="*",
+        default=[],
+        metavar="DATASET[:WIDTH]=DAYS",
+        help="also the accuracies, with models of that width",
+    )
+    options.add_argument("--seeds", type=int, default=3)
+    options.add_argument("--formats", nargs="+", default=UPDATE_DTYPES, choices=UPDATE_DTYPES)
+    options.add_argument("--workers", type=int, default=num_cores(), help="0: no other process")
+    options.add_argument("--label", default="", help="word behind the page's name")
+    parsed = options.parse_args(arguments)
+    logging.getLogger("flwr").setLevel(logging.WARNING)
+    command = "python -m benchmarks.traffic --datasets " + " ".join(parsed.datasets)
+    if parsed.accuracy:
+        command += " --accuracy " + " ".join(parsed.accuracy)
+    if parsed.label:
+        command += f" --seeds {parsed.seeds} --formats " + " ".join(parsed.formats)
+    report = Report("traffic", "Bytes per update", command, parsed.label)
+    report.text(
+        "What the records of a train message and of its reply hold: arrays with NumPy's headers, "
+        "names and numbers. FedPSA's own part is its difference to FedBuff: what a node needs to "
+        "rebuild the calibration batch and the projection on the way down, the sketch and its "
+        "timing on the way up."
+    )
+    _report_traffic(report, parsed)
+    _report_accuracies(report, parsed)
+    print(report.write(parsed.out).read_text())
 
 
 if __name__ == "__main__":

@@ -131,15 +131,7 @@ def simulate(
     if tags:
         config["tags"] = ",".join(tags)
     check_keys(config, defaults)
-    if engine not in ("local", "ray"):
-        raise Refused(f"engine = {engine!r}: must be 'local' or 'ray'")
-    session = [key for key in ("strategy", "task") if objects.is_of_session(config.get(key))]
-    if session and engine == "ray" and cluster_address(ray_address) is None:
-        raise Refused(
-            f"{' and '.join(session)}: an object of this session does not reach Flower's processes;"
-            " use engine='local' or a Ray cluster, or write it into a module and name it as"
-            " module:object"
-        )
+    _check_engine(engine, config, ray_address)
     config = launch.with_places(config, defaults, launch.named_folder(name, run_dir))
     resources = Resources(
         workers=workers,
@@ -159,6 +151,19 @@ def simulate(
 def load(folder: Path | str) -> Run:
     """Return an earlier run, from its folder."""
     return Run(folder)
+
+
+def _check_engine(engine: str, config: RunConfig, ray_address: str | None) -> None:
+    """Refuse an engine that there is not, or whose processes lack what is in the config."""
+    if engine not in ("local", "ray"):
+        raise Refused(f"engine = {engine!r}: must be 'local' or 'ray'")
+    session = [key for key in ("strategy", "task") if objects.is_of_session(config.get(key))]
+    if session and engine == "ray" and cluster_address(ray_address) is None:
+        raise Refused(
+            f"{' and '.join(session)}: an object of this session does not reach Flower's processes;"
+            " use engine='local' or a Ray cluster, or write it into a module and name it as"
+            " module:object"
+        )
 
 
 def _method(strategy: str | Method | type[Method]) -> RunConfig:

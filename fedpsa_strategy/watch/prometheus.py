@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 from fedpsa_strategy.server.events import (
     Dispatched,
@@ -69,13 +70,7 @@ class PrometheusMetrics(Tracker):
         wall: Callable[[], float] = time.time,
     ) -> None:
         try:
-            from prometheus_client import (
-                CollectorRegistry,
-                Counter,
-                Gauge,
-                Histogram,
-                start_http_server,
-            )
+            import prometheus_client as client
         except ImportError as error:
             raise missing("the client of Prometheus", error, "prometheus-client") from error
         host, _, port = address.rpartition(":")
@@ -86,11 +81,24 @@ class PrometheusMetrics(Tracker):
         self._run = RunState()
 
         # A registry of its own: the metrics of a process that holds several runs do not mix.
-        own = CollectorRegistry()
-        counter, gauge = partial(Counter, registry=own), partial(Gauge, registry=own)
-        histogram = partial(Histogram, registry=own)
+        own = client.CollectorRegistry()
+        gauge = partial(client.Gauge, registry=own)
         info = gauge("fedpsa_run_info", "What runs", ("run", "strategy", "data"))
         info.labels(run, strategy, data).set(1)
+        self._make_counters(partial(client.Counter, registry=own))
+        self._make_gauges(gauge)
+        self._make_histograms(partial(client.Histogram, registry=own))
+        try:
+            self._server, self._thread = client.start_http_server(
+                int(port), addr=host.strip("[]"), registry=own
+            )
+        except (OSError, OverflowError, ValueError) as error:
+            raise ConnectionError(
+                f"prometheus = {address!r}: cannot listen there ({error}); choose another port"
+            ) from error
+        self.port = int(self._server.server_port)
+
+    def _make_counters(self, counter: Callable[..., Any]) -> None:
         self._uploads = counter("fedpsa_uploads", "Accepted updates")
         self._rejected = counter("fedpsa_rejected", "Refused replies", ["reason"])
         self._quarantines = counter("fedpsa_quarantines", "Nodes left out for a while")
@@ -99,6 +107,8 @@ class PrometheusMetrics(Tracker):
         )
         self._received = counter("fedpsa_received_bytes", "Updates received")
         self._sent = counter("fedpsa_sent_bytes", "Models sent")
+
+    def _make_gauges(self, gauge: Callable[..., Any]) -> None:
         self._version = gauge("fedpsa_version", "Version of the global model")
         self._running = gauge("fedpsa_running", "1 while the run lasts")
         self._begun = gauge("fedpsa_start_timestamp_seconds", "When this process took up the run")
@@ -107,16 +117,6 @@ class PrometheusMetrics(Tracker):
         )
         self._nodes = gauge("fedpsa_nodes", "Nodes that take part")
         self._busy_nodes = gauge("fedpsa_busy_nodes", "Nodes that have a task")
-        self._spread = {
-            "staleness": histogram(
-                "fedpsa_staleness", "Versions behind, of updates", buckets=_STALENESS
-            ),
-            "kappa": histogram(
-                "fedpsa_kappa",
-                "Cosine of the sketches of client and server, of updates",
-                buckets=_KAPPA,
-            ),
-        }
         # A histogram with negative values has no sum, from which the mean could be taken.
         self._mean_kappa = gauge("fedpsa_kappa_mean", "Mean of the last updates")
         self._mean_kappa.set(float("nan"))
@@ -129,18 +129,21 @@ class PrometheusMetrics(Tracker):
             ),
         }
         self._newest["temperature"].set(float("nan"))
+        self._metrics = gauge("fedpsa_evaluation", "Newest evaluation", ["where", "metric"])
+
+    def _make_histograms(self, histogram: Callable[..., Any]) -> None:
+        self._spread = {
+            "staleness": histogram(
+                "fedpsa_staleness", "Versions behind, of updates", buckets=_STALENESS
+            ),
+            "kappa": histogram(
+                "fedpsa_kappa",
+                "Cosine of the sketches of client and server, of updates",
+                buckets=_KAPPA,
+            ),
+        }
         what = "Seconds that clients spent on an update"
         self._seconds = histogram("fedpsa_client_seconds", what, ["part"], buckets=_SECONDS)
-        self._metrics = gauge("fedpsa_evaluation", "Newest evaluation", ["where", "metric"])
-        try:
-            self._server, self._thread = start_http_server(
-                int(port), addr=host.strip("[]"), registry=own
-            )
-        except (OSError, OverflowError, ValueError) as error:
-            raise ConnectionError(
-                f"prometheus = {address!r}: cannot listen there ({error}); choose another port"
-            ) from error
-        self.port = int(self._server.server_port)
 
     def __call__(self, event: Event) -> None:
         """Take note of an event."""
