@@ -40,12 +40,16 @@ def mode(path):
 # --- Certificates and keys ---------------------------------------------------------------------
 
 
+def folders_in(root):
+    made = [root / name for name in ("ca", "tls", "trust")]
+    for folder in made:
+        folder.mkdir(parents=True)
+    return made
+
+
 @pytest.fixture
 def folders(tmp_path):
-    names = [tmp_path / name for name in ("ca", "tls", "trust")]
-    for folder in names:
-        folder.mkdir()
-    return names
+    return folders_in(tmp_path)
 
 
 def make(folders, names=tls.NAMES):
@@ -108,9 +112,7 @@ def test_a_client_trusts_this_authority_and_these_names_only(folders, tmp_path):
     assert handshake(folders, folders[2], "superlink") is None
     assert handshake(folders, folders[2], "localhost") is None
     assert "mismatch" in str(handshake(folders, folders[2], "elsewhere"))
-    others = [tmp_path / "other" / name for name in ("ca", "tls", "trust")]
-    for folder in others:
-        folder.mkdir(parents=True)
+    others = folders_in(tmp_path / "other")
     make(others)
     assert handshake(others, folders[2], "superlink") is not None
 
@@ -137,9 +139,7 @@ def test_certificates_are_kept_while_they_are_good_and_fit(folders, monkeypatch)
 
 def swap(folders, tmp_path, *names):
     """Put files of another deployment beside those of this one."""
-    others = [tmp_path / "other" / name for name in ("ca", "tls", "trust")]
-    for folder in others:
-        folder.mkdir(parents=True)
+    others = folders_in(tmp_path / "other")
     make(others)
     for name in names:
         mine = next(folder / name for folder in folders if (folder / name).exists())

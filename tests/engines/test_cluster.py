@@ -1,19 +1,18 @@
 """Runs on a Ray cluster of two nodes, which are processes on this machine."""
 
 import json
-import struct
 import sysconfig
 import threading
 import venv
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from simulation import cli
 from simulation.engines.cluster.run import run_on_cluster
 from simulation.engines.local.run import run_locally
 from simulation.errors import LaunchFailed
+from support.datasets import write_idx_dataset
 from support.engines import config, events, uploads, wait_for
 from support.ray_cluster import ray_cluster
 from support.tiny_app import write_app
@@ -82,24 +81,12 @@ def test_a_machine_that_joins_gets_work(tmp_path, caplog):
     assert "room for 2 clients at a time now, not 1" in caplog.text
 
 
-def write_mnist(folder):
-    """Write 300 images in MNIST's format."""
-    random = np.random.default_rng(0)
-    folder.mkdir()
-    for part, count in (("train", 250), ("t10k", 50)):
-        images = random.integers(0, 256, (count, 28, 28), dtype=np.uint8)
-        labels = np.arange(count, dtype=np.uint8) % 10
-        for name, array in (("images-idx3", images), ("labels-idx1", labels)):
-            header = struct.pack(f">{array.ndim + 1}I", 0x0800 | array.ndim, *array.shape)
-            (folder / f"{part}-{name}-ubyte").write_bytes(header + array.tobytes())
-    return folder
-
-
 @pytest.mark.slow
 def test_data_that_a_machine_lacks_are_named_before_anything_runs(tmp_path, monkeypatch):
     settings = config(tmp_path, dataset="mnist", **{"num-server-rounds": 1})
     settings.pop("cache-dir")
-    here, there = write_mnist(tmp_path / "here"), tmp_path / "there"
+    here, there = tmp_path / "here", tmp_path / "there"
+    write_idx_dataset(here, (250, 50))
     there.mkdir()
     with ray_cluster() as cluster:
         cluster.add(environment={"FEDPSA_DATA": str(here), "XDG_CACHE_HOME": str(here)})

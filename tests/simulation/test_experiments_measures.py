@@ -24,11 +24,8 @@ from simulation.experiments.cells import CONTROL, METHODS
 from simulation.experiments.options import Options
 from support.engines import events
 from support.grids import ScriptedGrid, model_arrays, update
+from support.sensitivities import cross_entropy
 from task.tensors import Shard
-
-
-def loss(outputs, targets):
-    return functional.cross_entropy(outputs, targets, reduction="none")
 
 
 def test_alignment_is_the_cosine_of_two_gradients():
@@ -40,7 +37,7 @@ def test_alignment_is_the_cosine_of_two_gradients():
     weights = [item.detach().clone() for item in model.parameters()]
     size = sum(item.numel() for item in weights)
     delta = np.linspace(-1, 1, size, dtype=np.float32)
-    alignment = Alignment(model, shard, loss, every=2, seed=0)
+    alignment = Alignment(model, shard, cross_entropy, every=2, seed=0)
     alignment.begin(strategy.state)
     task = SimpleNamespace(start=strategy.state.model)
     reply = TrainReply(delta, {}, 1.0, 5, MetricRecord({"num-examples": 5}), 0)

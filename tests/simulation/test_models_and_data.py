@@ -1,7 +1,5 @@
 """Runs with other models, with CIFAR-100's files, and with held-out data, from end to end."""
 
-import json
-
 import numpy as np
 import pytest
 
@@ -11,6 +9,7 @@ from simulation.experiments.catalogue import EXPERIMENTS
 from simulation.experiments.options import Options
 from simulation.experiments.rows import make_row
 from simulation.experiments.store import CellStore
+from support.engines import events
 
 SMALL = {
     "num-clients": 4,
@@ -62,8 +61,7 @@ def test_a_real_calibration_batch_is_drawn_from_held_out_data(tmp_path):
     summary = go(tmp_path, dataset="digits", **real)
     assert summary["versions"] == 3
     assert summary["rejected"] == 0
-    lines = (tmp_path / "run" / "events.jsonl").read_text().splitlines()
-    uploads = [event for event in map(json.loads, lines) if event["event"] == "upload"]
+    uploads = events(tmp_path / "run", "upload")
     # 1617 training samples; 404 for each of four clients, of whom 64 are taken.
     assert sum({u["client"]: u["num_examples"] for u in uploads}.values()) < 1616
     assert all(-1 <= upload["report"]["kappa"] <= 1 for upload in uploads)

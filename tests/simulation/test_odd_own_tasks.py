@@ -1,7 +1,5 @@
 """An own task with a frozen base in bfloat16, a bare parameter, a buffer and outputs in a dict."""
 
-import json
-
 import pytest
 from safetensors.numpy import load_file
 
@@ -9,6 +7,7 @@ from simulation.engines.grpc import run_on_processes
 from simulation.engines.local.run import run_locally
 from simulation.engines.ray import run_on_ray
 from support.doc_commands import ROOT
+from support.engines import events
 from task.tasks import find_task
 
 TASK = """
@@ -94,9 +93,7 @@ def test_it_learns_and_is_resumed_in_the_same_bits(config, tmp_path):
     assert resumed["model_sha256"] == whole["model_sha256"]
     model = load_file(tmp_path / "whole" / "model.safetensors")
     assert not any(key.startswith("base.") for key in model)
-    events = (tmp_path / "whole" / "events.jsonl").read_text().splitlines()
-    uploads = [event for event in map(json.loads, events) if event["event"] == "upload"]
-    assert all(event["num_bytes"] < 2500 for event in uploads)
+    assert all(event["num_bytes"] < 2500 for event in events(tmp_path / "whole", "upload"))
 
 
 @pytest.mark.engine

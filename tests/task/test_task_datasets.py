@@ -1,6 +1,5 @@
 """Dataset files: parsing, finding, and what is said when they are missing or damaged."""
 
-import gzip
 import pickle
 import struct
 import types
@@ -9,31 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from support.datasets import idx, write_idx_dataset
 from task import datasets
 from task.datasets import DATASETS, DatasetFileError, DatasetNotFoundError, load_raw
-
-PARTS = ("train", "t10k")
-
-
-def idx(array):
-    header = struct.pack(f">{array.ndim + 1}I", 0x0800 | array.ndim, *array.shape)
-    return header + array.astype(np.uint8).tobytes()
-
-
-def write_idx_dataset(folder, *, zipped=False, seed=0):
-    rng = np.random.default_rng(seed)
-    images = rng.integers(0, 256, (5, 28, 28), dtype=np.uint8)
-    labels = np.array([3, 1, 9, 0, 7], dtype=np.uint8)
-    folder.mkdir(parents=True, exist_ok=True)
-    for part, rows in zip(PARTS, (slice(0, 3), slice(3, 5)), strict=True):
-        for name, array in (("images-idx3", images[rows]), ("labels-idx1", labels[rows])):
-            data = idx(array)
-            path = folder / f"{part}-{name}-ubyte"
-            if zipped:
-                path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(data))
-            else:
-                path.write_bytes(data)
-    return images[:, np.newaxis], labels.astype(np.int64)
 
 
 @pytest.fixture(autouse=True)

@@ -7,18 +7,10 @@ import pytest
 import torch
 from torch import nn
 
+from support.own_tasks import install
 from task.kinds import Kind
 from task.tasks import DatasetTask, TaskError, as_shard, calibration_recipe, find_task
 from task.tensors import Shard
-
-
-def module(monkeypatch, name="some_task", **functions):
-    found = types.ModuleType(name)
-    for key, value in functions.items():
-        setattr(found, key, value)
-    monkeypatch.setitem(sys.modules, name, found)
-    find_task.cache_clear()
-    return found
 
 
 def complete():
@@ -26,22 +18,23 @@ def complete():
 
 
 def test_a_module_an_object_or_a_class_can_be_a_task(monkeypatch):
-    found = module(monkeypatch, **complete())
-    assert find_task("some_task") is found
+    name = install(monkeypatch, **complete())
+    found = sys.modules[name]
+    assert find_task(name) is found
     found.thing = types.SimpleNamespace(**complete())
     found.Kind = type("Kind", (), complete())
-    assert find_task("some_task:thing") is found.thing
-    assert isinstance(find_task("some_task:Kind"), found.Kind)
+    assert find_task(f"{name}:thing") is found.thing
+    assert isinstance(find_task(f"{name}:Kind"), found.Kind)
 
 
 def test_what_is_missing_is_said(monkeypatch):
     functions = complete()
     del functions["loss"]
-    module(monkeypatch, **functions)
+    name = install(monkeypatch, **functions)
     with pytest.raises(TaskError, match=r"lacks the functions \['loss'\]"):
-        find_task("some_task")
+        find_task(name)
     with pytest.raises(TaskError, match="has no 'thing'"):
-        find_task("some_task:thing")
+        find_task(f"{name}:thing")
     with pytest.raises(TaskError, match="PYTHONPATH"):
         find_task("no_such_module_at_all")
 

@@ -1,7 +1,6 @@
 """Tasks whose data, outputs and losses do not fit: refused with a sentence, not silently wrong."""
 
 import sys
-import types
 
 import pytest
 import torch
@@ -13,19 +12,16 @@ from client_app.app import app
 from server_app.build import build_experiment
 from server_app.settings import Settings
 from support.messages import delivered, node
+from support.own_tasks import install
+from support.sensitivities import cross_entropy
 from task.errors import TaskError
 from task.own_checks import check_cross_entropy, check_own_task
-from task.tasks import find_task
 from task.tensors import Shard
 
 N = 12
 X = torch.randn(N, 5, generator=torch.Generator().manual_seed(0))
 LABELS = torch.arange(N) % 3
 NUMBERS = torch.linspace(-1, 1, N)
-
-
-def cross_entropy(outputs, targets):
-    return functional.cross_entropy(outputs, targets, reduction="none")
 
 
 def squares(outputs, targets):
@@ -191,20 +187,20 @@ def test_a_method_that_knows_cross_entropy_alone_refuses_other_losses():
 
 @pytest.fixture
 def task(monkeypatch):
-    """A task under the name own_task, whose targets a test may replace."""
-    found = types.ModuleType("own_task")
-    found.make_model = lambda seed: nn.Linear(5, 3)
-    found.train_data = lambda node_config: (X, LABELS)
-    found.test_data = lambda: (X, LABELS)
-    found.loss = cross_entropy
-    monkeypatch.setitem(sys.modules, "own_task", found)
-    find_task.cache_clear()
-    return found
+    """A task whose functions a test may replace."""
+    name = install(
+        monkeypatch,
+        make_model=lambda seed: nn.Linear(5, 3),
+        train_data=lambda node_config: (X, LABELS),
+        test_data=lambda: (X, LABELS),
+        loss=cross_entropy,
+    )
+    return sys.modules[name]
 
 
 @pytest.mark.parametrize("strategy", ["fedpsa", "fedbuff"])
 def test_the_server_refuses_before_any_message(task, strategy):
-    settings = Settings(task="own_task", strategy=strategy)
+    settings = Settings(task=task.__name__, strategy=strategy)
     build_experiment(settings, [])
     task.test_data = lambda: (X, LABELS + 1)
     with pytest.raises(TaskError, match="test_data: targets are classes 1 to 3"):
@@ -221,15 +217,15 @@ def test_fedpac_refuses_a_loss_that_it_would_not_use(task):
             return self.head(self.encoder(x))
 
     task.make_model = lambda seed: Parts()
-    build_experiment(Settings(task="own_task", strategy="fedpac"), [])
+    build_experiment(Settings(task=task.__name__, strategy="fedpac"), [])
     task.loss = lambda outputs, targets: 2 * cross_entropy(outputs, targets)
     with pytest.raises(TaskError, match="strategy='fedpac' trains with cross-entropy"):
-        build_experiment(Settings(task="own_task", strategy="fedpac"), [])
+        build_experiment(Settings(task=task.__name__, strategy="fedpac"), [])
 
 
 @pytest.mark.parametrize("kind", [MessageType.TRAIN, MessageType.EVALUATE])
 def test_a_client_refuses_its_own_data(task, kind):
-    run_config = Settings(task="own_task").to_run_config()
+    run_config = Settings(task=task.__name__).to_run_config()
     config = {"lr": 0.1, "local-epochs": 1, "batch-size": 4, "seed": 1}
 
     def send():
