@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -27,6 +26,7 @@ from support.engines import (
     config,
     copy_app,
     events,
+    launch,
     newest_checkpoint,
     processes_named,
     wait_for,
@@ -412,14 +412,7 @@ def test_an_unattended_run_is_submitted_again_until_it_is_complete(whole, tmp_pa
     with Deployment(APP, num_nodes=3, database=tmp_path / "superlink.db") as deployment:
         link = deployment.superlink
         command = ["unattended", "--superlink", link.connection, "--pause", "2", "--attempts", "9"]
-        process = subprocess.Popen(
-            [sys.executable, "-m", "simulation", *command, *set_options(settings)],
-            cwd=APP,
-            env=link.group.environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        process = launch(*command, *set_options(settings), cwd=APP, env=link.group.environment)
         try:
             wait_for(lambda: versions() >= 1, what="version 1")
             (pid,) = processes_named(deployment, "flwr-serverapp")

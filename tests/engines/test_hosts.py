@@ -16,7 +16,7 @@ import pytest
 from simulation.engines.flower.processes import ProcessGroup
 from simulation.engines.flower.staging import staged_app
 from simulation.environment import flower_environment, format_run_config, new_token
-from support.engines import APP, events, wait_for
+from support.engines import APP, assert_no_upload_twice, events, wait_for
 
 NODES = 2
 CUT_SECONDS = 60.0
@@ -184,8 +184,7 @@ def test_hosts_with_tls_and_keys_survive_that_one_is_cut_off_for_a_minute(hosts,
     wait_for(lambda: uploads(0) >= cut + 2, 300, "uploads of the host that was cut off")
     (run_dir / "stop-requested").touch()
     wait_for(lambda: (run_dir / "summary.json").exists(), 60, "the end")
-    sequences = [event["sequence"] for event in events(run_dir, "upload")]
-    assert len(sequences) == len(set(sequences))
+    assert_no_upload_twice(run_dir)
 
 
 def _quoted(settings):

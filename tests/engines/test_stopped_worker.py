@@ -1,17 +1,13 @@
 """A worker process that is stopped holds up one client, and nobody else."""
 
 import subprocess
-import sys
 import time
-from pathlib import Path
 
 import psutil
 import pytest
 
 from simulation.experiments.processes import set_options
-from support.engines import events, wait_for
-
-APP = Path(__file__).parents[2]
+from support.engines import APP, events, launch, wait_for
 
 
 @pytest.mark.slow
@@ -29,9 +25,8 @@ def test_a_stopped_process_costs_the_others_no_slot(tmp_path):
         "local-epochs": 20,
         "time-limit": 30.0,
     }
-    command = [sys.executable, "-m", "simulation", "run", "--engine", "local", "--workers", "4"]
-    command += ["--quiet", "--clients", "8", *set_options(settings)]
-    with subprocess.Popen(command, cwd=APP, stdout=subprocess.DEVNULL) as process:
+    command = ["run", "--engine", "local", "--workers", "4", "--quiet", "--clients", "8"]
+    with launch(*command, *set_options(settings), cwd=APP, stdout=subprocess.DEVNULL) as process:
         wait_for(lambda: len(events(settings["run-dir"], "upload")) >= 20, what="twenty uploads")
         workers = psutil.Process(process.pid).children(recursive=True)
         worker = max(workers, key=lambda child: child.cpu_times().user)

@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -20,6 +19,7 @@ from support.engines import (
     check_stopped,
     config,
     events,
+    launch,
     newest_checkpoint,
     processes_named,
     wait_for,
@@ -31,18 +31,8 @@ pytestmark = pytest.mark.engine
 ONLY_THE_LAST = {"checkpoint-versions": 0, "checkpoint-seconds": 0.0}
 
 
-def launch(*arguments, **options):
-    return subprocess.Popen(
-        [sys.executable, "-m", "simulation", *arguments],
-        cwd=APP,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        # Whoever started the tests in the background may have had SIGINT ignored.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-        **options,
-    )
-
+# Nobody reads what it prints while it runs.
+QUIETLY = {"cwd": APP, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
 
 # Long enough: between two questions whether to stop there may be hundreds of uploads.
 LONG = {"num-server-rounds": 300, "num-clients": 6, "evaluate-every": 100, **ONLY_THE_LAST}
@@ -60,7 +50,7 @@ def test_the_local_engine_stops_with_a_checkpoint_and_results(
 ):
     settings = config(tmp_path, **LONG)
     command = ["run", "--engine", "local", "--workers", str(workers), *set_options(settings)]
-    process = launch(*command)
+    process = launch(*command, **QUIETLY)
     wait_for(lambda: len(events(settings["run-dir"], "upload")) > 10, what="ten uploads")
     assert len(marked()) == 1 + workers
     process.send_signal(number)
@@ -93,7 +83,7 @@ def test_a_deployed_run_that_is_stopped_in_every_way_goes_on_where_it_stopped(tm
         wait_for(there, what="uploads")
 
     # Ctrl-C on the command.
-    process = launch("deploy", "--nodes", "3", *set_options(settings))
+    process = launch("deploy", "--nodes", "3", *set_options(settings), **QUIETLY)
     more_than(1, lambda: process.poll() is None)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=120)
@@ -127,7 +117,7 @@ def test_a_run_on_ray_that_is_interrupted_goes_on_from_its_newest_checkpoint(tmp
     rounds = {"num-server-rounds": 40, "checkpoint-versions": 2, "evaluate-every": 20}
     whole = run_locally(config(tmp_path, "whole", **rounds), workers=0)
     settings = config(tmp_path, **rounds)
-    process = launch("run", "--engine", "ray", "--cpus", "2", *set_options(settings))
+    process = launch("run", "--engine", "ray", "--cpus", "2", *set_options(settings), **QUIETLY)
 
     def there():
         assert process.poll() is None, "the run ended before it was stopped"

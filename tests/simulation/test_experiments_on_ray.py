@@ -3,16 +3,20 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
-from pathlib import Path
 
 import pytest
 
 from simulation import cli
 from simulation.experiments.cell_task import pack, unpack
-from support.engines import events, wait_for
+from support.engines import (
+    APP,
+    assert_no_upload_twice,
+    events,
+    launch,
+    num_uploads,
+    wait_for,
+)
 from support.ray_cluster import ray_cluster
 
 SMALL = ["--datasets", "digits", "--alphas", "0.5", "--seeds", "0"]
@@ -21,11 +25,6 @@ SMALL = ["--datasets", "digits", "--alphas", "0.5", "--seeds", "0"]
 def command(cluster, *options):
     start = ["reproduce", "table-accuracy", *SMALL, "--on", "ray", *options]
     return [*start, "--ray-address", cluster.address]
-
-
-def num_uploads(folder):
-    paths = folder.glob("runs/cells/*/events.jsonl")
-    return sum(path.read_bytes().count(b'"event": "upload"') for path in paths)
 
 
 def first_wall(folder):
@@ -81,8 +80,7 @@ def test_a_cell_whose_machine_is_lost_goes_on_elsewhere(tmp_path, monkeypatch, c
     for folder in tmp_path.glob("runs/cells/[0-9a-f]*"):
         # What was lost went on from its checkpoint: its beginning is the old one.
         assert first_wall(folder) == begun.get(folder.name, first_wall(folder))
-        sequences = [event["sequence"] for event in events(folder, "upload")]
-        assert len(sequences) == len(set(sequences))
+        assert_no_upload_twice(folder)
 
 
 @pytest.mark.engine
@@ -92,15 +90,8 @@ def test_an_interrupted_experiment_on_ray_goes_on_where_it_stopped(tmp_path, mon
     options = ["--methods", "Uniform", "--days", "0.4", "--seeds", "0"]
     with ray_cluster() as cluster:
         cluster.add()
-        process = subprocess.Popen(
-            [sys.executable, "-m", "simulation", *command(cluster, *options)],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[1])},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-        )
+        environment = os.environ | {"PYTHONPATH": str(APP)}
+        process = launch(*command(cluster, *options), cwd=tmp_path, env=environment)
         wait_for(lambda: num_uploads(tmp_path) > 50 or process.poll() is not None)
         process.send_signal(signal.SIGINT)
         output, _ = process.communicate(timeout=60)
@@ -109,8 +100,7 @@ def test_an_interrupted_experiment_on_ray_goes_on_where_it_stopped(tmp_path, mon
         assert json.loads((folder / "summary.json").read_text())["status"] == "stopped"
         kept = len(events(folder, "upload"))
         assert cli.main(command(cluster, *options)) == 0
-    sequences = [event["sequence"] for event in events(folder, "upload")]
-    assert len(sequences) == len(set(sequences)) > kept
+    assert_no_upload_twice(folder, kept)
     assert not list(tmp_path.glob("runs/cells/.shared-*"))
 
 

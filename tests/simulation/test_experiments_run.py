@@ -6,7 +6,6 @@ import re
 import shlex
 import signal
 import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import pytest
 
 from simulation import cli
 from support.commands import parsed
-from support.engines import events, wait_for
+from support.engines import assert_no_upload_twice, launch, num_uploads, wait_for
 
 REPOSITORY = Path(cli.__file__).parents[1]
 SMALL = ["--datasets", "digits", "--alphas", "0.5", "--seeds", "0"]
@@ -55,23 +54,8 @@ def test_an_interrupted_experiment_goes_on_where_it_stopped(tmp_path, marked, mo
     monkeypatch.chdir(tmp_path)
     command = ["reproduce", "table-accuracy", *SMALL, "--methods", "Uniform", "--jobs", "1"]
     command += ["--days", "0.1"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "simulation", *command],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        # Whoever started the tests in the background may have had SIGINT ignored.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )
-
-    def num_uploads():
-        return sum(
-            path.read_bytes().count(b'"event": "upload"')
-            for path in tmp_path.glob("runs/cells/*/events.jsonl")
-        )
-
-    wait_for(lambda: num_uploads() > 20)
+    process = launch(*command, cwd=tmp_path, stderr=subprocess.PIPE)
+    wait_for(lambda: num_uploads(tmp_path) > 20)
     os.kill(process.pid, signal.SIGINT)
     output, errors = process.communicate(timeout=60)
     assert process.returncode == 130, output + errors
@@ -82,29 +66,23 @@ def test_an_interrupted_experiment_goes_on_where_it_stopped(tmp_path, marked, mo
     assert json.loads((folder / "summary.json").read_text())["status"] == "stopped"
     table = tmp_path / "results" / "table-accuracy" / "table.md"
     assert "0 of 1 runs finished" in table.read_text()
-    kept = num_uploads()
+    kept = num_uploads(tmp_path)
 
     assert cli.main(command) == 0
     assert "continued" in capsys.readouterr().out
     assert "1 of 1 runs finished" in table.read_text()
     assert not (folder / "checkpoints").exists()
     # It went on: what happened before the interruption happened once.
-    sequences = [event["sequence"] for event in events(folder, "upload")]
-    assert len(sequences) == len(set(sequences)) > kept
-
-
-def start(folder, *options):
-    command = [sys.executable, "-m", "simulation", "reproduce", "table-accuracy", *SMALL, *options]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    return subprocess.Popen(command, cwd=folder, text=True, **pipes)
+    assert_no_upload_twice(folder, kept)
 
 
 @pytest.mark.engine
 def test_two_commands_on_one_folder_share_the_work(tmp_path, marked, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     options = ["--methods", "FedPSA,Uniform", "--jobs", "1", "--days", "0.005"]
-    other = start(tmp_path, *options)
-    code = cli.main(["reproduce", "table-accuracy", *SMALL, *options])
+    command = ["reproduce", "table-accuracy", *SMALL, *options]
+    other = launch(*command, cwd=tmp_path)
+    code = cli.main(command)
     outputs = [capsys.readouterr().out, other.communicate(timeout=200)[0]]
     assert (code, other.returncode) == (0, 0), outputs
     # Whichever took a cell, it was run once, and both know of it.
@@ -119,17 +97,17 @@ def test_two_commands_on_one_folder_share_the_work(tmp_path, marked, monkeypatch
 def test_a_command_takes_up_what_a_killed_one_left(tmp_path, marked, monkeypatch):
     monkeypatch.chdir(tmp_path)
     options = ["--methods", "Uniform", "--jobs", "1", "--days", "0.05"]
-    first = start(tmp_path, *options)
+    command = ["reproduce", "table-accuracy", *SMALL, *options]
+    first = launch(*command, cwd=tmp_path)
     wait_for(lambda: list(tmp_path.glob("runs/cells/*/events.jsonl")))
     killer = threading.Timer(0.5, first.kill)  # while this one waits for it
     killer.start()
-    assert cli.main(["reproduce", "table-accuracy", *SMALL, *options]) == 0
+    assert cli.main(command) == 0
     first.communicate()
     table = (tmp_path / "results" / "table-accuracy" / "table.md").read_text()
     assert "1 of 1 runs finished" in table
     (folder,) = tmp_path.glob("runs/cells/[0-9a-f]*")
-    sequences = [event["sequence"] for event in events(folder, "upload")]
-    assert len(sequences) == len(set(sequences)) > 50
+    assert_no_upload_twice(folder, 50)
 
 
 def test_the_commands_of_the_page_exist():

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,19 +10,15 @@ import pytest
 from simulation.engines.flower.submit import print_line, submit
 from simulation.engines.grpc import Deployment
 from simulation.errors import LaunchFailed, RunFailed
+from support.engines import launch
 from support.ordinary_app import write_app
 
 pytestmark = pytest.mark.engine
 
 
 def test_an_app_on_the_ray_engine_until_ctrl_c(tiny_app, tmp_path, marked):
-    command = [sys.executable, "-m", "simulation", "run", "--app", str(tiny_app), "--clients", "2"]
-    launcher = subprocess.Popen(
-        [*command, "--set", "mode=forever", "--run-dir", str(tmp_path / "run"), "--cpus", "2"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    command = ["run", "--app", str(tiny_app), "--clients", "2", "--set", "mode=forever"]
+    launcher = launch(*command, "--run-dir", str(tmp_path / "run"), "--cpus", "2")
     shown = []
     for line in launcher.stdout:
         shown.append(line)

@@ -102,6 +102,23 @@ def wait_for(condition, timeout=600.0, what="the condition"):
         time.sleep(0.2)
 
 
+def launch(*words, **options):
+    """Start a command of the simulation; what it prints can be read, unless `options` say else."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen([sys.executable, "-m", "simulation", *words], **pipes | options)
+
+
+def assert_no_upload_twice(run_dir, more_than=0):
+    sequences = [event["sequence"] for event in events(run_dir, "upload")]
+    assert len(sequences) == len(set(sequences)) > more_than
+
+
+def num_uploads(folder):
+    """Return how many uploads there are in all cells of an experiment."""
+    paths = folder.glob("runs/cells/*/events.jsonl")
+    return sum(path.read_bytes().count(b'"event": "upload"') for path in paths)
+
+
 def processes_named(deployment, *words):
     """Pids of this deployment's processes whose command line holds all these words."""
     found = []
