@@ -144,16 +144,7 @@ class Apply:
         level = logging.WARNING if failed else logging.DEBUG
         log.log(level, "Rejected: %s: %s", client.named(task.node_id), reason)
         now = run.clock.now
-        run.emit(
-            Rejected(
-                time=now,
-                sequence=task.sequence,
-                client=task.client,
-                node_id=task.node_id,
-                version=task.version,
-                reason=reason,
-            )
-        )
+        run.emit(Rejected(time=now, **task.about, reason=reason))
         pause = self._failures.pause if failed and client.failures >= most else 0.0
         if silent and run.clock.real_time:
             pause = self._failures.pause * 2 ** min(client.silences, _MOST_DOUBLINGS)

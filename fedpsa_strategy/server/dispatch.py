@@ -150,17 +150,11 @@ class Dispatch:
             task.message_id = metadata.message_id
             run.in_flight[task.message_id] = task
             tasks.append(task)
-            about: dict[str, Any] = {
-                "time": run.clock.now,
-                "sequence": task.sequence,
-                "client": task.client,
-                "node_id": task.node_id,
-                "version": task.version,
-            }
+            now, about = run.clock.now, task.about
             if sent_before:
-                run.emit(Resent(**about))
+                run.emit(Resent(time=now, **about))
             else:
-                run.emit(Dispatched(**about, num_bytes=count_bytes(message.content)))
+                run.emit(Dispatched(time=now, **about, num_bytes=count_bytes(message.content)))
         return tasks
 
     def _message(self, task: Task, arrays: ArrayRecord, config: ConfigRecord) -> Message:

@@ -76,37 +76,35 @@ class Waiting(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dispatched(Event):
-    """A client was given a task."""
+class TaskEvent(Event):
+    """Anything that happens to a task: its number, who has it, and the version it is about."""
 
-    kind = "dispatch"
     sequence: int
     client: int
     node_id: int
     version: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dispatched(TaskEvent):
+    """A client was given a task."""
+
+    kind = "dispatch"
     num_bytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Resent(Event):
+class Resent(TaskEvent):
     """A task that was in flight when the run was interrupted was sent again."""
 
     kind = "resend"
-    sequence: int
-    client: int
-    node_id: int
-    version: int
 
 
 @dataclass(frozen=True, kw_only=True)
-class Uploaded(Event):
+class Uploaded(TaskEvent):
     """A client's update was accepted."""
 
     kind = "upload"
-    sequence: int
-    client: int
-    node_id: int
-    version: int
     staleness: int
     num_examples: float
     squared_norm: float
@@ -116,14 +114,10 @@ class Uploaded(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rejected(Event):
+class Rejected(TaskEvent):
     """A reply was refused, or never came."""
 
     kind = "reject"
-    sequence: int
-    client: int
-    node_id: int
-    version: int
     reason: str
 
 
@@ -139,14 +133,10 @@ class Quarantined(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Overdue(Event):
+class Overdue(TaskEvent):
     """A client takes so long that its slot went to another one; its reply still counts."""
 
     kind = "overdue"
-    sequence: int
-    client: int
-    node_id: int
-    version: int
     waited: float
     limit: float
 
@@ -186,7 +176,11 @@ class RunEnded(Event):
 
 Listener = Callable[[Event], None]
 
-KINDS: dict[str, type[Event]] = {kind.kind: kind for kind in Event.__subclasses__()}
+KINDS: dict[str, type[Event]] = {
+    kind.kind: kind
+    for kind in (*Event.__subclasses__(), *TaskEvent.__subclasses__())
+    if kind is not TaskEvent
+}
 """All kinds of events, by the names that they have in files."""
 
 

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.serverapp.strategy import Result
@@ -68,6 +69,16 @@ class Task:
     start: Model = field(repr=False)
     message_id: str = ""
     made: float = 0.0
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What events say of it."""
+        return {
+            "sequence": self.sequence,
+            "client": self.client,
+            "node_id": self.node_id,
+            "version": self.version,
+        }
 
 
 @dataclass

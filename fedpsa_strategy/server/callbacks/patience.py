@@ -74,17 +74,7 @@ class Patience(Callback):
             run.clients.give_slot_away(client)
             name = client.named(task.node_id)
             log.warning("Overdue: %s, after %.0f s: its slot goes to another one", name, waited)
-            run.emit(
-                Overdue(
-                    time=now,
-                    sequence=task.sequence,
-                    client=task.client,
-                    node_id=task.node_id,
-                    version=task.version,
-                    waited=waited,
-                    limit=limit,
-                )
-            )
+            run.emit(Overdue(time=now, **task.about, waited=waited, limit=limit))
 
     def limit(self, client: int) -> float:
         """Return after how many seconds a client is overdue."""
