@@ -48,7 +48,7 @@ class Diary(Callback):
 def go(diary, *, more=(), behaviour=lambda message: update(), num_versions=4, **kwargs):
     strategy = FedBuff(buffer_size=2, callbacks=[diary, *more], **virtual(4), **kwargs)
     evaluate, _ = counting_evaluation()
-    grid = ScriptedGrid(4, behaviour, delay=lambda message: 1.0)
+    grid = ScriptedGrid(4, behaviour, delay=1.0)
     return recorded(strategy, grid, num_versions=num_versions, evaluate_fn=evaluate)
 
 
@@ -155,7 +155,7 @@ def test_a_checkpoint_from_before_evaluation_was_a_callback_goes_on_as_a_new_one
         )
         recorder = recorded(
             strategy,
-            ScriptedGrid(4, lambda message: update()),
+            ScriptedGrid(4),
             num_versions=5 if saved is None else 12,
             evaluate_fn=lambda version, arrays: MetricRecord({"loss": 1.0 / (1 + version)}),
         )
@@ -203,7 +203,7 @@ def test_a_run_that_is_interrupted_at_an_evaluation_goes_on_there(evaluation, pl
             listeners=[recorder],
             **virtual(4),
         )
-        grid = Ends(4, lambda message: update())
+        grid = Ends(4)
         run(strategy, grid, num_versions=8, evaluate_fn=evaluate, should_stop=should_stop)
 
     def should_stop(version, result):

@@ -245,7 +245,7 @@ def test_with_the_wall_clock_only_what_came_after_the_checkpoint_is_lost(tmp_pat
                 store.kill()
             return update()
 
-        grid = ScriptedGrid(4, behaviour, delay=lambda message: 1.0)
+        grid = ScriptedGrid(4, behaviour, delay=1.0)
         strategy = FedBuff(
             buffer_size=2,
             max_in_flight=2,
@@ -269,7 +269,7 @@ def test_with_the_wall_clock_only_what_came_after_the_checkpoint_is_lost(tmp_pat
 
 
 def test_checkpoints_by_time_and_on_request(tmp_path):
-    grid = ScriptedGrid(2, lambda message: update(), delay=lambda message: 1.0)
+    grid = ScriptedGrid(2, delay=1.0)
     saved = []
 
     class Counting(CheckpointStore):

@@ -65,7 +65,7 @@ def test_should_stop_ends_a_run_after_a_version(clock):
 
     result = run(
         strategy,
-        ScriptedGrid(3, lambda message: update()),
+        ScriptedGrid(3),
         num_versions=10,
         evaluate_fn=lambda version, arrays: MetricRecord({"loss": 1.0 / (1 + version)}),
         should_stop=should_stop,
@@ -82,12 +82,12 @@ def test_should_stop_may_raise():
         raise KeyError("accuracy")
 
     with pytest.raises(KeyError):
-        run(FedBuff(buffer_size=1), ScriptedGrid(2, lambda m: update()), should_stop=should_stop)
+        run(FedBuff(buffer_size=1), ScriptedGrid(2), should_stop=should_stop)
 
 
 @pytest.mark.parametrize(("fraction", "least", "busy"), [(0.5, 1, 4), (0.25, 5, 5), (1.0, 2, 8)])
 def test_share_and_least_number_of_busy_nodes(fraction, least, busy):
-    grid = ScriptedGrid(8, lambda message: update())
+    grid = ScriptedGrid(8)
     strategy = FedBuff(
         buffer_size=2, fraction_train=fraction, min_train_nodes=least, min_available_nodes=8
     )
@@ -96,7 +96,7 @@ def test_share_and_least_number_of_busy_nodes(fraction, least, busy):
 
 
 def test_the_run_waits_for_the_nodes_it_needs():
-    grid = ScriptedGrid(4, lambda message: update())
+    grid = ScriptedGrid(4)
     late, grid.nodes = grid.nodes, grid.nodes[:1]
     seen = []
 

@@ -145,9 +145,7 @@ def test_most_of_the_nodes_may_be_like_that():
 
 
 def test_a_node_whose_answer_to_the_query_cannot_be_decoded_has_told_nothing():
-    grid = DecodingGrid(
-        4, lambda message: update(), unreadable_query=lambda node: node == grid.nodes[1]
-    )
+    grid = DecodingGrid(4, unreadable_query=lambda node: node == grid.nodes[1])
     strategy = FedBuff(
         buffer_size=2, max_in_flight=2, min_available_nodes=4, failures=Failures(query_timeout=60.0)
     )
@@ -165,7 +163,7 @@ def test_evaluate_replies_that_cannot_be_decoded_are_left_out():
             return Unreadable()
         return update()
 
-    grid = DecodingGrid(4, behaviour, delay=lambda message: 0.0)
+    grid = DecodingGrid(4, behaviour, delay=0.0)
     recorder = Recorder()
     strategy = FedBuff(
         buffer_size=2,
@@ -194,4 +192,4 @@ def test_a_grid_that_is_gone_still_ends_the_run(error):
             return super().pull_messages(message_ids)
 
     with pytest.raises(error, match="gone"):
-        run(FedBuff(max_in_flight=2, **virtual(4)), Gone(4, lambda message: update()))
+        run(FedBuff(max_in_flight=2, **virtual(4)), Gone(4))

@@ -37,7 +37,7 @@ def going(grid, joined, seconds=120.0, failures=ASKING, **kwargs):
 
 
 def test_a_node_that_joins_later_tells_its_partition_and_size_before_it_trains():
-    grid = ScriptedGrid(3, lambda message: update(), delay=lambda message: 2.0)
+    grid = ScriptedGrid(3, delay=2.0)
     partitions = {1000: 0, 1007: 1, 5: 2}
     grid.partition_of = partitions.get
     strategy, recorder = going(grid, lambda now: [1007, 1000] if now < 30 else [1007, 1000, 5])
@@ -52,7 +52,7 @@ def test_a_node_that_joins_later_tells_its_partition_and_size_before_it_trains()
 
 
 def test_one_that_comes_back_under_another_id_is_the_same_client():
-    grid = ScriptedGrid(3, lambda message: update(), delay=lambda message: 2.0)
+    grid = ScriptedGrid(3, delay=2.0)
     grid.partition_of = {1000: 0, 1007: 1, 5: 1}.get
     _, recorder = going(
         grid, lambda now: [1000, 1007] if now < 30 else [1000] if now < 60 else [1000, 5]
@@ -64,14 +64,14 @@ def test_one_that_comes_back_under_another_id_is_the_same_client():
 
 
 def test_who_was_here_under_the_same_id_is_not_asked_again():
-    grid = ScriptedGrid(2, lambda message: update(), delay=lambda message: 2.0)
+    grid = ScriptedGrid(2, delay=2.0)
     _, recorder = going(grid, lambda now: [1000, 1007] if not 30 < now < 60 else [1000])
     assert len(queried(grid, 1007)) == 1
     assert [event.node_id for event in recorder.of("join")] == [1000, 1007, 1007]
 
 
 def test_one_that_does_not_answer_takes_part_all_the_same():
-    grid = ScriptedGrid(2, lambda message: update())
+    grid = ScriptedGrid(2)
     grid.delay = lambda m: (
         1e9 if m.metadata.dst_node_id == 5 and m.metadata.message_type == MessageType.QUERY else 2.0
     )
@@ -83,7 +83,7 @@ def test_one_that_does_not_answer_takes_part_all_the_same():
 
 
 def test_nor_is_an_error_or_a_refused_message_an_obstacle():
-    grid = ScriptedGrid(2, lambda message: update(), delay=lambda message: 2.0)
+    grid = ScriptedGrid(2, delay=2.0)
     grid.partition_of = lambda node: None if node == 5 else 0
     grid.refuse_push = lambda m: (
         m.metadata.dst_node_id == 6 and m.metadata.message_type == MessageType.QUERY
@@ -95,12 +95,7 @@ def test_nor_is_an_error_or_a_refused_message_an_obstacle():
 
 
 def test_an_answer_that_cannot_be_read_loses_no_other():
-    grid = DecodingGrid(
-        2,
-        lambda message: update(),
-        delay=lambda message: 2.0,
-        unreadable_query=lambda node: node == 5,
-    )
+    grid = DecodingGrid(2, delay=2.0, unreadable_query=lambda node: node == 5)
     grid.partition_of = {1000: 0, 1007: 1, 5: 2, 6: 3}.get
     _, recorder = going(grid, lambda now: [1000, 1007] if now < 30 else [1000, 1007, 5, 6])
     joined = {event.node_id: event.partition for event in recorder.of("join")}
@@ -108,7 +103,7 @@ def test_an_answer_that_cannot_be_read_loses_no_other():
 
 
 def test_where_nobody_is_asked_they_join_at_once():
-    grid = ScriptedGrid(2, lambda message: update(), delay=lambda message: 2.0)
+    grid = ScriptedGrid(2, delay=2.0)
     grid.behaviour = lambda m: (
         Error(code=2, reason="no query function")
         if m.metadata.message_type == MessageType.QUERY

@@ -37,7 +37,6 @@ from support.runs import Recorder, counting_evaluation, in_train, recorded, run,
 def test_concurrency_is_used_and_never_exceeded(num_nodes, limit, delays, is_virtual):
     grid = ScriptedGrid(
         num_nodes,
-        lambda message: update(),
         delay=lambda message: delays[int(message.metadata.message_id[1:]) % len(delays)],
     )
     clock = virtual(num_nodes) if is_virtual else {}
@@ -52,7 +51,6 @@ def test_staleness_is_the_version_now_minus_the_version_dispatched():
     """Node 0 is slow: it gets version 0 and answers when others have made several versions."""
     grid = ScriptedGrid(
         3,
-        lambda message: update(),
         delay=lambda message: 50.0 if message.metadata.dst_node_id == min(grid.nodes) else 1.0,
     )
     strategy = FedBuff(buffer_size=1, max_in_flight=3)
@@ -77,9 +75,8 @@ def test_rule_sees_staleness_by_hand():
         def __call__(self, client, sequence):
             return [1.0, 3.5][client]
 
-    grid = ScriptedGrid(2, lambda message: update())
     strategy = FedBuff(buffer_size=1, max_in_flight=2, **virtual(2, ByClient()))
-    recorder = recorded(strategy, grid, num_versions=5)
+    recorder = recorded(strategy, ScriptedGrid(2), num_versions=5)
     # t = 1, 2, 3: client 0; t = 3.5: client 1 (dispatched at version 0); t = 4: client 0.
     assert [(e.time, e.client, e.staleness) for e in recorder.of("upload")] == [
         (1.0, 0, 0),
@@ -112,9 +109,7 @@ def test_virtual_order_does_not_depend_on_the_order_of_arrival(delays, seed):
 
 
 def test_ties_in_virtual_time_are_broken_by_dispatch_order():
-    grid = ScriptedGrid(
-        6, lambda m: update(), delay=lambda m: 9.0 - int(m.metadata.message_id[1:]) % 7
-    )
+    grid = ScriptedGrid(6, delay=lambda m: 9.0 - int(m.metadata.message_id[1:]) % 7)
     strategy = FedBuff(buffer_size=4, max_in_flight=4, **virtual(6, ConstantLatency(value=2.0)))
     recorder = recorded(strategy, grid, num_versions=3)
     sequences = [event.sequence for event in recorder.of("upload")]
@@ -122,18 +117,16 @@ def test_ties_in_virtual_time_are_broken_by_dispatch_order():
 
 
 def test_clients_in_the_buffer_are_left_out_while_there_are_others():
-    grid = ScriptedGrid(6, lambda message: update())
     strategy = FedBuff(buffer_size=5, max_in_flight=1, **virtual(6))
-    recorder = recorded(strategy, grid, num_versions=20)
+    recorder = recorded(strategy, ScriptedGrid(6), num_versions=20)
     clients = [event.client for event in recorder.of("upload")]
     # One at a time: the five uploads of a version come from five different clients.
     assert all(len(set(clients[i : i + 5])) == 5 for i in range(0, 100, 5))
 
 
 def test_sampling_is_uniform():
-    grid = ScriptedGrid(5, lambda message: update())
     strategy = FedBuff(buffer_size=1, max_in_flight=1, **virtual(5))
-    recorder = recorded(strategy, grid, num_versions=2000)
+    recorder = recorded(strategy, ScriptedGrid(5), num_versions=2000)
     clients = [event.client for event in recorder.of("upload")]
     for client in range(5):
         assert clients.count(client) == pytest.approx(400, abs=72)  # 4 standard deviations
@@ -265,7 +258,7 @@ def test_a_reply_that_comes_from_another_node_is_refused():
                     reply.metadata.__dict__["_src_node_id"] = self.nodes[2]
             return replies
 
-    grid = Mixed(4, lambda message: update())
+    grid = Mixed(4)
     strategy = FedBuff(buffer_size=2, max_in_flight=2)
     grid.partition_of = lambda node: None
     recorder = recorded(strategy, grid, num_versions=10)
@@ -324,11 +317,7 @@ def test_all_clients_failing_ends_with_the_reasons(clock):
 
 @pytest.mark.parametrize("clock", [{}, virtual(3)], ids=["wall", "virtual"])
 def test_a_reply_that_never_comes_is_given_up_and_its_slot_used_again(clock):
-    grid = ScriptedGrid(
-        3,
-        lambda m: update(),
-        delay=lambda m: 1e9 if grid.partition(m) == 0 and in_train(m) else 0.1,
-    )
+    grid = ScriptedGrid(3, delay=lambda m: 1e9 if grid.partition(m) == 0 and in_train(m) else 0.1)
     strategy = FedBuff(buffer_size=1, max_in_flight=2, failures=Failures(pause=1e6), **clock)
     recorder = recorded(strategy, grid, num_versions=500, timeout=5.0)
     assert {event.reason for event in recorder.of("reject")} == {"no reply within 5 s"}
@@ -345,7 +334,7 @@ def test_simulated_clients_that_wait_for_a_processor_are_not_given_up():
         free_at = max(free_at, grid.time.now) + 3.0
         return free_at - grid.time.now
 
-    grid = ScriptedGrid(10, lambda m: update(), delay=one_after_the_other)
+    grid = ScriptedGrid(10, delay=one_after_the_other)
     strategy = FedBuff(buffer_size=1, max_in_flight=10, **virtual(10))
     recorder = recorded(strategy, grid, num_versions=20, timeout=5.0)
     assert not recorder.of("reject")
@@ -353,7 +342,7 @@ def test_simulated_clients_that_wait_for_a_processor_are_not_given_up():
 
 
 def test_a_message_that_cannot_be_pushed_frees_its_slot():
-    grid = ScriptedGrid(3, lambda message: update())
+    grid = ScriptedGrid(3)
     grid.refuse_push = lambda message: in_train(message) and grid.partition(message) == 2
     strategy = FedBuff(buffer_size=1, max_in_flight=2, **virtual(3))
     recorder = recorded(strategy, grid, num_versions=30)
@@ -362,7 +351,7 @@ def test_a_message_that_cannot_be_pushed_frees_its_slot():
 
 def test_replies_to_unknown_or_consumed_messages_are_refused():
     recorder = Recorder()
-    grid = ScriptedGrid(2, lambda message: update())
+    grid = ScriptedGrid(2)
     strategy = FedBuff(buffer_size=1, max_in_flight=1, listeners=[recorder])
     arrays = model_arrays()
     strategy.begin(arrays, grid.get_node_ids())
@@ -379,7 +368,7 @@ def test_replies_to_unknown_or_consumed_messages_are_refused():
 
 
 def test_replies_after_the_end_change_nothing():
-    grid = ScriptedGrid(4, lambda message: update())
+    grid = ScriptedGrid(4)
     grid.delay = lambda message: 1.0 + grid.partition(message)
     strategy = FedBuff(buffer_size=1, max_in_flight=4)
     result = run(strategy, grid, num_versions=1)
@@ -401,7 +390,7 @@ def test_nodes_join_and_leave_with_the_wall_clock():
         return update()
 
     gone = []
-    grid = ScriptedGrid(3, behaviour, delay=lambda message: 1.0)
+    grid = ScriptedGrid(3, behaviour, delay=1.0)
     strategy = FedBuff(buffer_size=1, max_in_flight=2)
     recorder = recorded(strategy, grid, num_versions=200)
     assert [event.node_id for event in recorder.of("leave")] == gone
@@ -412,7 +401,7 @@ def test_nodes_join_and_leave_with_the_wall_clock():
 
 
 def test_nodes_are_ordered_by_partition_and_not_by_node_id():
-    grid = ScriptedGrid(5, lambda message: update())
+    grid = ScriptedGrid(5)
     grid.partition_of = lambda node: 4 - sorted(grid.nodes).index(node)
     recorder = recorded(FedBuff(**virtual(5)), grid, num_versions=1)
     joined = recorder.of("join")
@@ -465,7 +454,7 @@ def test_a_client_that_comes_back_as_another_node_has_the_name_of_that_one():
 
 
 def test_with_the_virtual_clock_a_wrong_number_of_nodes_is_an_error():
-    grid = ScriptedGrid(3, lambda message: update())
+    grid = ScriptedGrid(3)
     with pytest.raises(NodesMissingError, match=r"3 nodes are connected.*exactly 2"):
         run(FedBuff(**virtual(2)), grid)
     recorder = Recorder()
@@ -476,10 +465,10 @@ def test_with_the_virtual_clock_a_wrong_number_of_nodes_is_an_error():
 
 
 def test_with_the_virtual_clock_unknown_or_double_partitions_are_errors():
-    grid = ScriptedGrid(2, lambda message: update(), partition_of=lambda node: None)
+    grid = ScriptedGrid(2, partition_of=lambda node: None)
     with pytest.raises(NodesMissingError, match="no query function"):
         run(FedBuff(**virtual(2)), grid)
-    grid = ScriptedGrid(2, lambda message: update(), partition_of=lambda node: 1)
+    grid = ScriptedGrid(2, partition_of=lambda node: 1)
     with pytest.raises(NodesMissingError, match=r"\[1, 1\]"):
         run(FedBuff(**virtual(2)), grid)
 
@@ -499,7 +488,7 @@ def test_the_time_of_a_run_stands_still_until_its_nodes_are_there():
 
 
 def test_with_the_wall_clock_a_silent_node_still_takes_part():
-    grid = ScriptedGrid(2, lambda message: update())
+    grid = ScriptedGrid(2)
     grid.delay = lambda message: 0.1 if in_train(message) else 1e9
     strategy = FedBuff(buffer_size=1, max_in_flight=2, failures=Failures(query_timeout=3.0))
     recorder = recorded(strategy, grid, num_versions=10)
@@ -507,7 +496,7 @@ def test_with_the_wall_clock_a_silent_node_still_takes_part():
 
 
 def test_no_nodes_is_a_clear_error_after_the_timeout():
-    grid = ScriptedGrid(1, lambda message: update())
+    grid = ScriptedGrid(1)
     grid.nodes.clear()
     with pytest.raises(NodesMissingError, match="only 0 of 1 nodes connected within 30 s"):
         run(FedBuff(failures=Failures(node_timeout=30.0)), grid)
@@ -536,10 +525,9 @@ def test_all_nodes_leaving_is_a_clear_error_after_the_timeout():
 
 def test_evaluation_every_n_versions_and_at_both_ends():
     evaluate, calls = counting_evaluation()
-    grid = ScriptedGrid(4, lambda message: update())
     result = run(
         FedBuff(buffer_size=1, evaluation=Evaluation(every=3), **virtual(4)),
-        grid,
+        ScriptedGrid(4),
         num_versions=8,
         evaluate_fn=evaluate,
     )
@@ -550,14 +538,13 @@ def test_evaluation_every_n_versions_and_at_both_ends():
 
 def test_evaluation_on_a_grid_of_times_sees_the_model_of_that_moment():
     evaluate, _ = counting_evaluation()
-    grid = ScriptedGrid(1, lambda message: update())
     strategy = FedBuff(
         buffer_size=1,
         evaluation=Evaluation(interval=5.0),
         limits=Limits(deadline=22.0),
         **virtual(1, ConstantLatency(value=2.0)),
     )
-    recorder = recorded(strategy, grid, num_versions=1000, evaluate_fn=evaluate)
+    recorder = recorded(strategy, ScriptedGrid(1), num_versions=1000, evaluate_fn=evaluate)
     # Uploads at 2, 4, 6, ...: at time 10 the one at 10 counts.
     seen = [(event.time, event.version) for event in recorder.of("evaluate")]
     assert seen == [(0, 0), (5, 2), (10, 5), (15, 7), (20, 10), (22, 11)]
@@ -566,9 +553,8 @@ def test_evaluation_on_a_grid_of_times_sees_the_model_of_that_moment():
 
 def test_stops_at_the_target_accuracy():
     evaluate, calls = counting_evaluation()
-    grid = ScriptedGrid(2, lambda message: update())
     strategy = FedBuff(buffer_size=1, limits=Limits(target_accuracy=0.05), **virtual(2))
-    run(strategy, grid, num_versions=100, evaluate_fn=evaluate)
+    run(strategy, ScriptedGrid(2), num_versions=100, evaluate_fn=evaluate)
     assert strategy.state.version == 5
     assert calls == [0, 1, 2, 3, 4, 5]
 
@@ -582,14 +568,14 @@ def test_an_accuracy_of_1_may_be_a_whole_number():
 
 def test_stops_at_the_wall_deadline_and_at_the_time_limit():
     for limit in (Limits(deadline=7.0), Limits(time_limit=7.0)):
-        grid = ScriptedGrid(2, lambda message: update(), delay=lambda message: 1.0)
+        grid = ScriptedGrid(2, delay=1.0)
         strategy = FedBuff(buffer_size=1, max_in_flight=1, limits=limit)
         run(strategy, grid, num_versions=100)
         assert 5 <= strategy.state.version <= 7
 
 
 def test_stops_when_it_is_asked_to():
-    grid = ScriptedGrid(2, lambda message: update(), delay=lambda message: 1.0)
+    grid = ScriptedGrid(2, delay=1.0)
     strategy = FedBuff(
         buffer_size=1, max_in_flight=1, limits=Limits(stop_fn=lambda: grid.time.now > 5.0)
     )
@@ -668,7 +654,7 @@ def test_a_federated_evaluation_waits_for_the_timeout_and_counts_who_has_answere
 
 
 def test_train_config_carries_version_seed_and_the_decayed_rate():
-    grid = ScriptedGrid(2, lambda message: update())
+    grid = ScriptedGrid(2)
     strategy = FedBuff(
         buffer_size=1, max_in_flight=1, training=Training(lr_decay=0.5), **virtual(2)
     )
@@ -681,7 +667,7 @@ def test_train_config_carries_version_seed_and_the_decayed_rate():
 
 
 def test_decay_per_upload():
-    grid = ScriptedGrid(2, lambda message: update())
+    grid = ScriptedGrid(2)
     strategy = FedBuff(
         buffer_size=4,
         max_in_flight=1,
@@ -743,7 +729,7 @@ def test_calibration_arrays_travel_once_per_node_and_again_after_a_failure():
 
 
 def test_an_unusable_sketch_function_is_refused_before_the_first_message():
-    grid = ScriptedGrid(1, lambda message: update())
+    grid = ScriptedGrid(1)
     with pytest.raises(ValueError, match="sketch_fn"):
         run(FedPSA(sketch_fn=lambda arrays: [[1.0]], **virtual(1)), grid)
     with pytest.raises(DivergedError, match="not finite"):
@@ -752,7 +738,7 @@ def test_an_unusable_sketch_function_is_refused_before_the_first_message():
 
 
 def test_a_version_is_sketched_while_clients_work_and_only_once():
-    grid = ScriptedGrid(2, lambda message: update(), delay=lambda message: 5.0)
+    grid = ScriptedGrid(2, delay=5.0)
     sketched = []  # when, and whether a client was at work meanwhile
 
     def sketch_fn(arrays):
@@ -766,7 +752,7 @@ def test_a_version_is_sketched_while_clients_work_and_only_once():
 
 
 def test_an_error_about_a_diverged_model_names_the_array_to_look_at():
-    grid = ScriptedGrid(1, lambda message: update())
+    grid = ScriptedGrid(1)
     strategy = FedPSA(sketch_fn=lambda arrays: [math.nan], **virtual(1))
     arrays = model_arrays([1.0, -7e20], head=np.ones(3, np.float32), count=np.asarray(5))
     with pytest.raises(DivergedError, match=r"arrays are finite, the largest .* 7e\+20 in 'w'"):
@@ -779,7 +765,7 @@ def test_an_error_about_a_diverged_model_names_the_array_to_look_at():
 @pytest.mark.parametrize("delay", [0.0, 5.0])
 def test_a_version_that_diverged_ends_the_run_with_the_upload_that_needs_its_sketch(delay):
     """Not while waiting, or real time would decide whether a run reaches its deadline."""
-    grid = ScriptedGrid(1, lambda message: update(), delay=lambda message: delay)
+    grid = ScriptedGrid(1, delay=delay)
 
     def sketch_fn(arrays):
         return [1.0 if arrays["w"].numpy()[0] == 0 else math.nan, 0.0]
@@ -802,7 +788,7 @@ def test_a_run_can_be_repeated_with_the_same_strategy_object():
 
 
 def test_start_is_flowers_interface():
-    grid = ScriptedGrid(2, lambda message: update(), delay=lambda message: 0.0)
+    grid = ScriptedGrid(2, delay=0.0)
     grid.time = FakeTime()
     evaluate, calls = counting_evaluation()
     result = FedBuff(buffer_size=1, **virtual(2)).start(
@@ -883,7 +869,7 @@ def test_reading_the_rules_sketch_in_a_listener_changes_nothing():
 def test_who_gives_no_listener_sees_every_version_and_the_final_results_in_the_log(caplog):
     caplog.set_level("INFO", logger="flwr")
     clock = VirtualClock(ConstantLatency())
-    grid = ScriptedGrid(3, lambda message: update(), delay=lambda message: 0.0)
+    grid = ScriptedGrid(3, delay=0.0)
 
     def go(**kwargs):
         caplog.clear()
@@ -905,7 +891,7 @@ def test_who_gives_no_listener_sees_every_version_and_the_final_results_in_the_l
 
 @pytest.mark.parametrize("query_timeout", [0.0, 5.0])
 def test_with_the_wall_clock_nodes_are_queried_only_if_asked_for(query_timeout):
-    grid = ScriptedGrid(3, lambda message: update())
+    grid = ScriptedGrid(3)
     run(FedBuff(failures=Failures(query_timeout=query_timeout)), grid, num_versions=1)
     queries = [m for m in grid.sent if m.metadata.message_type == MessageType.QUERY]
     assert len(queries) == (3 if query_timeout else 0)

@@ -204,7 +204,7 @@ class HostileGrid(DecodingGrid):
     """The first nodes are honest; the others send what was generated, and then honest replies."""
 
     def __init__(self, script):
-        super().__init__(HONEST + HOSTILE, self.answer, delay=lambda message: 0.0)
+        super().__init__(HONEST + HOSTILE, self.answer, delay=0.0)
         self.script = script
         self.used = 0
         self.kinds: dict[int, str] = {}  # what was sent last, by the task's seed

@@ -13,7 +13,7 @@ import pytest
 import fedpsa_strategy
 from fedpsa_strategy import FedBuff, FedPSA
 from fedpsa_strategy.server.loop import AsyncLoop
-from support.grids import ScriptedGrid, update
+from support.grids import ScriptedGrid
 from support.runs import run, virtual
 
 LIBRARY = str(Path(fedpsa_strategy.__file__).parent)
@@ -59,7 +59,7 @@ def test_an_upload_makes_few_calls_in_few_modules(
             uploads.append(called)
 
     monkeypatch.setattr(AsyncLoop, "_apply", measured)
-    run(strategy, ScriptedGrid(8, lambda message: update()), num_versions=10)
+    run(strategy, ScriptedGrid(8), num_versions=10)
     assert len(uploads) == 40
     # The first upload of a version may sketch the model.
     assert median(len(called) for called in uploads) <= most_calls

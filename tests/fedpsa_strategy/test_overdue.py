@@ -35,7 +35,7 @@ class Waking(ScriptedGrid):
 
 def fleet(num_nodes, seconds, silent=0):
     """Nodes that take `seconds`, but for some that never answer a train message."""
-    grid = Waking(num_nodes, lambda message: update())
+    grid = Waking(num_nodes)
     still = first_nodes(grid, silent)
     grid.delay = lambda message: (
         0.01
@@ -227,7 +227,7 @@ def test_an_outage_of_everybody_is_waited_out():
 
 
 def test_errors_are_no_response_times():
-    grid = ScriptedGrid(4, lambda message: update(), delay=lambda message: 40.0)
+    grid = ScriptedGrid(4, delay=40.0)
     failing = first_nodes(grid, 1)
     grid.delay = lambda m: 0.01 if m.metadata.dst_node_id in failing else 40.0
     grid.behaviour = lambda m: (

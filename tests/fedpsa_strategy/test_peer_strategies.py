@@ -39,15 +39,14 @@ class ByClient(ConstantLatency):
 
 
 def test_a_synchronous_round_lasts_as_long_as_its_slowest_client():
-    grid = ScriptedGrid(4, lambda message: update())
     strategy = FedAvg(fraction_train=1.0, **virtual(4, ByClient()))
-    recorder = recorded(strategy, grid, num_versions=3)
+    recorder = recorded(strategy, ScriptedGrid(4), num_versions=3)
     assert [event.time for event in recorder.of("aggregate")] == [4.0, 8.0, 12.0]
     assert [event.staleness for event in recorder.of("upload")] == [0] * 12
 
 
 def test_a_synchronous_round_samples_its_clients_together():
-    grid = ScriptedGrid(10, lambda message: update(), delay=lambda m: 1.0 + grid.partition(m))
+    grid = ScriptedGrid(10, delay=lambda m: 1.0 + grid.partition(m))
     recorder = recorded(FedAvg(fraction_train=0.3), grid, num_versions=5)
     assert grid.most_outstanding == 3
     rounds = [
@@ -72,7 +71,7 @@ def test_a_round_goes_on_without_clients_that_fail():
 
 
 def test_a_round_ends_also_when_its_last_reply_never_comes():
-    grid = ScriptedGrid(2, lambda m: update())
+    grid = ScriptedGrid(2)
     grid.delay = lambda m: 1e9 if in_train(m) and grid.partition(m) == 1 else 0.1
     result = run(FedAvg(fraction_train=1.0), grid, num_versions=2, timeout=5.0)
     assert result.arrays["w"].numpy().tolist() == [2.0, 2.0]
@@ -177,7 +176,7 @@ def test_fedpac_refuses_bad_statistics(changes, reason):
 
 
 def test_fedpac_refuses_a_model_without_an_encoder_before_the_first_message():
-    grid = ScriptedGrid(1, lambda message: update())
+    grid = ScriptedGrid(1)
     for keys, text in ((["w"], "encoder"), (["nothing"], "not among")):
         strategy = FedPAC(head_keys=keys, num_classes=2, num_features=1, **virtual(1))
         with pytest.raises(ValueError, match=text):
@@ -186,7 +185,7 @@ def test_fedpac_refuses_a_model_without_an_encoder_before_the_first_message():
 
 
 def test_fedasync_tells_its_clients_the_proximal_weight():
-    grid = ScriptedGrid(2, lambda message: update())
+    grid = ScriptedGrid(2)
     run(FedAsync(proximal=0.25, **virtual(2)), grid, num_versions=2)
     configs = [message.content["config"] for message in grid.sent if in_train(message)]
     assert all(config["proximal"] == 0.25 for config in configs)
@@ -262,7 +261,7 @@ WRAPPERS = {
 @pytest.mark.parametrize("used_before", [False, True])
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_flowers_privacy_wrappers_are_refused_before_any_message(wrapper, used_before):
-    grid = FlowersGrid(2, lambda message: update(), time=RealTime())
+    grid = FlowersGrid(2, time=RealTime())
     strategy = FedBuff(buffer_size=1, max_in_flight=2)
     if used_before:
         strategy.start(grid, model_arrays(), num_rounds=1)

@@ -149,7 +149,7 @@ def behaviour(message):
     return update(rng.normal(size=2) - 0.1 * message.content["arrays"]["w"].numpy())
 
 
-def go(method, delay=lambda message: 0.01, **own):
+def go(method, delay=0.01, **own):
     grid = ScriptedGrid(6, behaviour, delay=delay)
     recorder = Recorder()
     strategy = strategy_of(method)(

@@ -23,7 +23,7 @@ from simulation.engines.local.run import run_locally
 from simulation.experiments.cells import CONTROL, METHODS
 from simulation.experiments.options import Options
 from support.engines import events
-from support.grids import ScriptedGrid, model_arrays, update
+from support.grids import ScriptedGrid, model_arrays
 from support.sensitivities import cross_entropy
 from task.tensors import Shard
 
@@ -85,7 +85,7 @@ class Preparing(Callback):
 
 
 def loop(listener, *, versions, store=None, resume=None):
-    grid = ScriptedGrid(4, lambda message: update())
+    grid = ScriptedGrid(4)
     strategy = Slow(
         buffer_size=2,
         max_in_flight=2,

@@ -48,21 +48,24 @@ class RealTime:
 
 
 class ScriptedGrid(Grid):
-    """Nodes answer with `behaviour(message)` after `delay(message)` seconds of fake time."""
+    """Nodes answer with `behaviour(message)` after `delay(message)` seconds of fake time.
+
+    By default with an update of ones; a number is the delay of all.
+    """
 
     def __init__(
         self,
         num_nodes: int,
-        behaviour: Behaviour,
+        behaviour: Behaviour | None = None,
         *,
         time: FakeTime | None = None,
-        delay: Callable[[Message], float] = lambda message: 0.01,
+        delay: Callable[[Message], float] | float = 0.01,
         partition_of: Callable[[int], int | None] | None = None,
     ) -> None:
         self.time = time or FakeTime()
         self.nodes = [1000 + 7 * ((num_nodes - i) % num_nodes) for i in range(num_nodes)]
-        self.behaviour = behaviour
-        self.delay = delay
+        self.behaviour = behaviour or (lambda message: update())
+        self.delay = delay if callable(delay) else lambda message: delay
         self.partition_of = partition_of or (lambda node: sorted(self.nodes).index(node))
         self.ids = itertools.count()
         self.pending: dict[str, tuple[float, Message]] = {}

@@ -12,7 +12,7 @@ from fedpsa_strategy import FedBuff
 from fedpsa_strategy.watch import EventLog, RunLog, StatusLine, read_events
 from fedpsa_strategy.watch.dashboard.library import Library
 from support.events import ended, started
-from support.grids import RealTime, ScriptedGrid, model_arrays, update
+from support.grids import RealTime, ScriptedGrid, model_arrays
 from support.runs import counting_evaluation, run
 
 PAGE = Path(__file__).parents[3] / "docs" / "DROP_IN.md"
@@ -28,7 +28,7 @@ def test_the_example_of_the_docs_leaves_a_run_that_the_live_page_shows(
     tmp_path, monkeypatch, caplog
 ):
     monkeypatch.chdir(tmp_path)
-    grid = ScriptedGrid(4, lambda message: update(), time=RealTime())
+    grid = ScriptedGrid(4, time=RealTime())
     evaluate_fn, _ = counting_evaluation()
     names = {"grid": grid, "arrays": model_arrays(), "evaluate_fn": evaluate_fn}
     with caplog.at_level("INFO", "flwr"):
@@ -53,7 +53,7 @@ def test_the_example_of_the_docs_leaves_a_run_that_the_live_page_shows(
 def test_the_listeners_need_neither_settings_nor_a_summary(tmp_path):
     with EventLog(tmp_path / "events.jsonl") as log:
         strategy = FedBuff(buffer_size=1, listeners=[log, StatusLine()])
-        run(strategy, ScriptedGrid(2, lambda message: update()), num_versions=3)
+        run(strategy, ScriptedGrid(2), num_versions=3)
     (shown,) = Library([tmp_path]).runs().values()
     page = shown.snapshot()
     assert (page["status"], page["totals"]["version"], page["config"]) == ("running", 3, {})
