@@ -25,6 +25,7 @@ from jobs import run as run_job
 from simulation.app_config import default_run_config
 from simulation.engines.flower.submit import fingerprint, read_summary
 from simulation.errors import LaunchFailed
+from support.doc_commands import code_blocks
 from task.datasets import dataset_info
 from task.shards import dataset_source, file_shard
 
@@ -443,7 +444,7 @@ def test_secrets_and_generated_files_stay_out_of_git_and_image():
 def test_the_recipe_in_the_docs_makes_what_flower_takes(tmp_path):
     from flwr.cli.supernode.register import try_load_public_key
 
-    blocks = re.findall(r"```sh\n(.*?)```", (ROOT / "docs" / "SECURITY.md").read_text(), re.DOTALL)
+    blocks = code_blocks("docs/SECURITY.md")
     recipes = [block for block in blocks if "openssl" in block or "ssh-keygen" in block]
     assert len(recipes) == 2
     for recipe in recipes:

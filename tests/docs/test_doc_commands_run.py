@@ -22,7 +22,7 @@ import pytest
 
 from simulation.engines.flower.process_table import end_processes, find_launched
 from simulation.environment import free_port
-from support.doc_commands import ROOT, commands
+from support.doc_commands import ROOT, code_blocks, commands
 from support.doc_coverage import AFTER_SCALED, HERE, SCALE, SCALED
 
 pytestmark = [pytest.mark.slow, pytest.mark.engine]
@@ -105,9 +105,11 @@ def wait_for(shell, pattern):
 
 def block(page, beginning, **replacements):
     """Return a shell block of a page as a script; by its beginning, or that of a line in it."""
-    text = (ROOT / page).read_text()
-    blocks = re.findall(r"```(?:bash|sh)\n(.*?)```", text, re.DOTALL)
-    (script,) = [item for item in blocks if re.search(rf"^{re.escape(beginning)}", item, re.M)]
+    (script,) = [
+        item
+        for item in code_blocks(page, "bash|sh")
+        if re.search(rf"^{re.escape(beginning)}", item, re.M)
+    ]
     for old, new in replacements.items():
         assert old in script, (old, script)
         script = script.replace(old, new)
@@ -120,7 +122,7 @@ def checkout(tmp_path_factory):
     it = Checkout(Path(kept) if kept else tmp_path_factory.mktemp("clone"))
     for name in ("runs", "results/table-accuracy", "other"):
         shutil.rmtree(it.folder / name, ignore_errors=True)
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/OWN_TASK.md").read_text(), re.DOTALL)
+    *_, code = code_blocks("docs/OWN_TASK.md", "python")
     (it.folder / "my_task.py").write_text(code)
     it.run("make install-dev")
     try:
@@ -227,7 +229,7 @@ def test_real_nodes(checkout):
     try:
         wait_for(link, "Starting Flower SuperLink|SuperLink.*(started|listening)|Uvicorn running")
         for line in ("9094", "9095"):
-            text = next(item for item in _blocks(page) if f"--port {line}" in item)
+            text = next(item for item in code_blocks(page, "bash|sh") if f"--port {line}" in item)
             checkout.start(text.replace("9092", str(fleet)).replace(line, str(free_port())))
         printed = checkout.run(block(page, "flwr run . mine", **{"8000": str(control)}))
         assert "5 versions are made" in printed
@@ -247,7 +249,9 @@ def test_tls_and_node_keys(checkout):
         left.unlink()  # by an earlier test in a folder that is kept
     np.savez(folder / "data.npz", x=np.zeros((4, 1, 8, 8), np.uint8), y=np.arange(4))
     for beginning in ("openssl", "ssh-keygen -q"):
-        text = next(item for item in _blocks(page) if re.search(f"^{beginning}", item, re.M))
+        text = next(
+            item for item in code_blocks(page, "bash|sh") if re.search(f"^{beginning}", item, re.M)
+        )
         checkout.run(text)
     activate = 'export PATH="$PWD/.venv/bin:$PATH"\n'
     link = checkout.start(
@@ -264,7 +268,7 @@ def test_tls_and_node_keys(checkout):
     )
     try:
         wait_for(link, "Starting Flower SuperLink|SuperLink.*(started|listening)|Uvicorn running")
-        (toml,) = re.findall(r"```toml\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+        (toml,) = code_blocks(page, "toml")
         toml = toml.replace("localhost:8000", f"localhost:{control}")
         toml = toml.replace("/home/me/ca.pem", str(folder / "ca.pem"))
         tomllib.loads(toml)
@@ -287,7 +291,3 @@ def test_tls_and_node_keys(checkout):
         node.wait(180)  # refused at its next call, it ends
     finally:
         checkout.end_all()
-
-
-def _blocks(page):
-    return re.findall(r"```(?:bash|sh)\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)

@@ -1,6 +1,5 @@
 """What the docs show really works."""
 
-import json
 import logging
 import re
 import sys
@@ -10,32 +9,29 @@ from pathlib import Path
 import pytest
 import torch
 
-from support.doc_commands import PAGES
+from support.doc_commands import PAGES, code_blocks
+from support.engines import events
 from support.events import rejected
 
 OF_RAY = ("The current node timed out during startup",)
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-def code_blocks(name, language):
-    return re.findall(rf"```{language}\n(.*?)```", (DOCS / name).read_text(), re.DOTALL)
-
-
 def test_one_line_examples_work():
-    for block in code_blocks("METHODS.md", "python"):
+    for block in code_blocks("docs/METHODS.md", "python"):
         exec(block, {})
 
 
 def test_the_examples_of_the_first_pages_work(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for page in (DOCS / "start").glob("*.md"):
-        for block in code_blocks(f"start/{page.name}", "python"):
+        for block in code_blocks(f"docs/start/{page.name}", "python"):
             exec(block, {})
     assert (tmp_path / "runs/my-run/summary.json").exists()
 
 
 def test_the_example_of_a_listener_tells():
-    (code,) = code_blocks("WATCHING.md", "python")
+    (code,) = code_blocks("docs/WATCHING.md", "python")
     names = {}
     exec(code, names)
     told = []
@@ -74,7 +70,7 @@ def test_the_example_of_an_own_task_learns(tmp_path, monkeypatch, caplog):
     from simulation.engines.local.run import run_locally
     from task.tasks import find_task
 
-    metrics, code = code_blocks("OWN_TASK.md", "python")
+    metrics, code = code_blocks("docs/OWN_TASK.md", "python")
     exec(metrics, names := {})
     found = names["metrics"](torch.tensor([[2.0], [-1.0], [1.0]]), torch.tensor([1, 0, 0]))
     assert float(found["f1"]) == pytest.approx(2 / 3)
@@ -96,8 +92,7 @@ def test_the_example_of_an_own_task_learns(tmp_path, monkeypatch, caplog):
     assert summary["status"] == "completed"
     assert summary["uploads"] == 60
     assert summary["rejected"] == 0
-    events = map(json.loads, (tmp_path / "run" / "events.jsonl").read_text().splitlines())
-    losses = [event["metrics"]["loss"] for event in events if event["event"] == "evaluate"]
+    losses = [event["metrics"]["loss"] for event in events(tmp_path / "run", "evaluate")]
     assert losses[-1] < losses[0] / 2
     assert any("loss" in line and f"{losses[-1]:.4g}" in line for line in caplog.messages)
     assert not any("accuracy" in line for line in caplog.messages if "%" in line)

@@ -16,8 +16,10 @@ import pytest
 from simulation.engines.flower.processes import ProcessGroup
 from simulation.engines.flower.staging import staged_app
 from simulation.environment import flower_environment, format_run_config, new_token
+from support.doc_commands import code_blocks
 from support.engines import APP, assert_no_upload_twice, events, wait_for
 
+PAGE = "docs/SECURITY.md"
 NODES = 2
 CUT_SECONDS = 60.0
 
@@ -45,8 +47,7 @@ def ip(*words):
 
 def recipe(beginning):
     """Return a block of commands of the page."""
-    blocks = re.findall(r"```sh\n(.*?)```", (APP / "docs" / "SECURITY.md").read_text(), re.DOTALL)
-    (found,) = [block for block in blocks if re.search(rf"^{beginning}", block, re.M)]
+    (found,) = [block for block in code_blocks(PAGE) if re.search(rf"^{beginning}", block, re.M)]
     return found
 
 
@@ -135,9 +136,7 @@ def test_hosts_with_tls_and_keys_survive_that_one_is_cut_off_for_a_minute(hosts,
     )
     config = server.folder / ".flwr" / "config.toml"
     config.parent.mkdir()
-    (toml,) = re.findall(
-        r"```toml\n(.*?)```", (APP / "docs" / "SECURITY.md").read_text(), re.DOTALL
-    )
+    (toml,) = code_blocks(PAGE, "toml")
     config.write_text(toml.replace("/home/me/ca.pem", str(server.folder / "ca.pem")))
     for number, node in enumerate(nodes):
         node.run(recipe("ssh-keygen -q"))

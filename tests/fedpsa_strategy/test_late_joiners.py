@@ -10,20 +10,9 @@ from support.runs import recorded
 ASKING = Failures(query_timeout=20.0)
 
 
-def queried(grid, node):
-    return [
-        m
-        for m in grid.sent
-        if m.metadata.dst_node_id == node and m.metadata.message_type == MessageType.QUERY
-    ]
-
-
-def trained(grid, node):
-    return [
-        m
-        for m in grid.sent
-        if m.metadata.dst_node_id == node and m.metadata.message_type == MessageType.TRAIN
-    ]
+def sent(grid, node):
+    """Return the kinds of the messages that a node was sent."""
+    return [m.metadata.message_type for m in grid.sent if m.metadata.dst_node_id == node]
 
 
 def going(grid, joined, seconds=120.0, failures=ASKING, **kwargs):
@@ -44,10 +33,9 @@ def test_a_node_that_joins_later_tells_its_partition_and_size_before_it_trains()
     (late,) = [event for event in recorder.of("join") if event.time > 1]
     assert (late.node_id, late.partition, late.num_examples, late.client) == (5, 2, 10, 2)
     assert 30 < late.time < 40
-    assert len(queried(grid, 5)) == 1
-    assert trained(grid, 5)
-    order = [m.metadata.message_type for m in grid.sent if m.metadata.dst_node_id == 5]
-    assert order[0] == MessageType.QUERY
+    first, *others = sent(grid, 5)
+    assert first == MessageType.QUERY
+    assert set(others) == {MessageType.TRAIN}
     assert strategy.state.clients.by_node(5).partition == 2
 
 
@@ -66,7 +54,7 @@ def test_one_that_comes_back_under_another_id_is_the_same_client():
 def test_who_was_here_under_the_same_id_is_not_asked_again():
     grid = ScriptedGrid(2, delay=2.0)
     _, recorder = going(grid, lambda now: [1000, 1007] if not 30 < now < 60 else [1000])
-    assert len(queried(grid, 1007)) == 1
+    assert sent(grid, 1007).count(MessageType.QUERY) == 1
     assert [event.node_id for event in recorder.of("join")] == [1000, 1007, 1007]
 
 
@@ -79,7 +67,7 @@ def test_one_that_does_not_answer_takes_part_all_the_same():
     late = recorder.of("join")[-1]
     assert (late.node_id, late.partition) == (5, None)
     assert 50 < late.time < 60
-    assert trained(grid, 5)
+    assert MessageType.TRAIN in sent(grid, 5)
 
 
 def test_nor_is_an_error_or_a_refused_message_an_obstacle():
@@ -90,8 +78,8 @@ def test_nor_is_an_error_or_a_refused_message_an_obstacle():
     )
     _, recorder = going(grid, lambda now: [1000] if now < 30 else [1000, 5, 6])
     assert {event.node_id for event in recorder.of("join")} == {1000, 5, 6}
-    assert trained(grid, 5)
-    assert trained(grid, 6)
+    assert MessageType.TRAIN in sent(grid, 5)
+    assert MessageType.TRAIN in sent(grid, 6)
 
 
 def test_an_answer_that_cannot_be_read_loses_no_other():
@@ -110,5 +98,5 @@ def test_where_nobody_is_asked_they_join_at_once():
         else update()
     )
     going(grid, lambda now: [1000] if now < 30 else [1000, 5], failures=Failures())
-    assert not queried(grid, 5)
-    assert trained(grid, 5)
+    assert MessageType.QUERY not in sent(grid, 5)
+    assert MessageType.TRAIN in sent(grid, 5)

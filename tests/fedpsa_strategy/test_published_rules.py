@@ -19,10 +19,8 @@ from fedpsa_strategy.server.callbacks import StalenessLimit
 from fedpsa_strategy.server.options import Failures
 from fedpsa_strategy.server.strategies import strategy_of
 from support.grids import ScriptedGrid, model_arrays, update
-from support.runs import Recorder, recorded, run, virtual
+from support.runs import recorded, virtual
 from support.updates import ZERO, make_update
-
-NEW = [FADASMethod, ACEMethod, ACEDMethod, AREAMethod, FedACMethod, RescaledMethod]
 
 
 def started(method, num_clients=4, model=ZERO):
@@ -149,25 +147,10 @@ def behaviour(message):
     return update(rng.normal(size=2) - 0.1 * message.content["arrays"]["w"].numpy())
 
 
-def go(method, delay=0.01, **own):
-    grid = ScriptedGrid(6, behaviour, delay=delay)
-    recorder = Recorder()
-    strategy = strategy_of(method)(
-        max_in_flight=3, seed=5, listeners=[recorder], **own, **virtual(6, UniformLatency(seed=2))
-    )
-    result = run(strategy, grid, num_versions=12, arrays=model_arrays([1.0, 2.0]))
-    return result.arrays["w"].data, recorder
-
-
-@pytest.mark.parametrize("method", NEW)
-def test_every_rule_is_deterministic_whatever_the_order_of_arrival(method):
-    first, _ = go(method)
-    second, _ = go(method, lambda m: 0.5 + 13 * int(m.metadata.message_id[1:]) % 7)
-    assert first == second
-
-
 def test_rescaled_steps_know_how_long_a_task_took():
-    _, recorder = go(RescaledMethod, buffer_size=2)
+    clock = virtual(6, UniformLatency(seed=2))
+    strategy = strategy_of(RescaledMethod)(buffer_size=2, max_in_flight=3, seed=5, **clock)
+    recorder = recorded(strategy, ScriptedGrid(6, behaviour), num_versions=12)
     sent = {event.sequence: event.time for event in recorder.of("dispatch")}
     uploads = recorder.of("upload")
     times = [event.time - sent[event.sequence] for event in uploads]

@@ -2,20 +2,18 @@
 
 import json
 import os
-import re
 import shlex
 import signal
 import subprocess
 import threading
-from pathlib import Path
 
 import pytest
 
 from simulation import cli
 from support.commands import parsed
+from support.doc_commands import code_blocks
 from support.engines import assert_no_upload_twice, launch, num_uploads, wait_for
 
-REPOSITORY = Path(cli.__file__).parents[1]
 SMALL = ["--datasets", "digits", "--alphas", "0.5", "--seeds", "0"]
 
 
@@ -111,10 +109,9 @@ def test_a_command_takes_up_what_a_killed_one_left(tmp_path, marked, monkeypatch
 
 
 def test_the_commands_of_the_page_exist():
-    text = (REPOSITORY / "docs" / "reproduction" / "RUNNING.md").read_text()
     commands = [
         line.split("  #")[0].strip()
-        for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
+        for block in code_blocks("docs/reproduction/RUNNING.md")
         for line in block.replace("\\\n", " ").splitlines()
         if line.strip()
     ]

@@ -35,6 +35,11 @@ class Command:
         return words
 
 
+def code_blocks(page: str, language: str = "sh") -> list[str]:
+    """Return the blocks of code in a page, which is named by its path in the repository."""
+    return re.findall(rf"```(?:{language})\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+
+
 def commands() -> list[Command]:
     """Return every command once, in the order of the pages."""
     found: dict[str, Command] = {}
