@@ -50,8 +50,6 @@ class AsyncLoop:
         Asked after each version.
     monotonic, sleep : Callable
         Real time, for waiting; the run's own time is the strategy's clock.
-    wall : Callable
-        The time of day, which goes on while the machine is asleep.
     perf_counter : Callable
         Real time, for how long the strategy takes.
     """
@@ -69,7 +67,6 @@ class AsyncLoop:
         should_stop: ShouldStop | None = None,
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
-        wall: Callable[[], float] = time.time,
         perf_counter: Callable[[], float] = time.perf_counter,
     ) -> None:
         run = strategy.state
@@ -83,7 +80,7 @@ class AsyncLoop:
         self._membership = Membership(
             run, grid, strategy.num_nodes_wanted, strategy.failures, monotonic, sleep
         )
-        self._inbox = Inbox(run, grid, timeout, AwakeTime(monotonic, wall))
+        self._inbox = Inbox(run, grid, timeout, AwakeTime(monotonic, time.time))
         self._pace = Pace(grid, sleep)
         stop = Stop(strategy.limits, num_versions, monotonic, should_stop)
         evaluations = Evaluations(

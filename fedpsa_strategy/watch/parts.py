@@ -82,7 +82,6 @@ def cut(path: Path, end: int) -> int:
 
     Returns the position of that one's first byte.
     """
-    start = 0
     for part in reversed(parts_of(path)):
         if part.start > end:
             part.path.unlink()
@@ -92,7 +91,7 @@ def cut(path: Path, end: int) -> int:
                 return end
             part.path.rename(path)
         return part.start
-    return start
+    return 0
 
 
 def _size(path: Path) -> int | None:

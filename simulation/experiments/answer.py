@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from simulation.experiments import markdown
+from simulation.experiments.cells import CONTROL
 from simulation.experiments.derived import groups
 from simulation.experiments.numbers import Estimate
 from simulation.experiments.rows import Row
 from simulation.experiments.tables import over_seeds
 
-CONTROL = "Uniform"
 _FEWEST = 3  # seeds with which a difference is judged
 _SURE = 0.95
 
