@@ -151,6 +151,9 @@ def make_strategy(
 ) -> AsyncStrategy:
     """Return the strategy; what clients need for sketches is added to the train config."""
     method = settings.method
+    head: Any = getattr(model, "head", None)
+    if method.needs_head and not (isinstance(head, nn.Linear) and hasattr(model, "encoder")):
+        raise ValueError(f"{method.label} needs a model with an `encoder` and a linear `head`")
     on_disk = method.remembers_clients and getattr(method, "memory", "ram") == "file"
     path = Path(settings.run_dir) / f"{method.name}-memory.bin" if on_disk else None
     if isinstance(method, Sketched):
@@ -165,9 +168,6 @@ def make_strategy(
             **common,
         )
     if isinstance(method, FedPACMethod):
-        head = getattr(model, "head", None)
-        if not isinstance(head, nn.Linear) or not hasattr(model, "encoder"):
-            raise ValueError("FedPAC needs a model with an `encoder` and a linear `head`")
         if not isinstance(task, DatasetTask):
             shard = as_shard(task.test_data(), "test_data")
             check_cross_entropy(model, shard, task.loss, "strategy='fedpac'")

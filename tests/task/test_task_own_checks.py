@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from client_app.app import app
+from fedpsa_strategy.methods.fedbuff import FedBuffMethod
 from server_app.build import build_experiment
 from server_app.settings import Settings
 from support.messages import delivered, node
@@ -207,15 +208,32 @@ def test_the_server_refuses_before_any_message(task, strategy):
         build_experiment(settings, [])
 
 
+class Parts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.head = nn.Linear(5, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(self.encoder(x))
+
+
+class HeadedMethod(FedBuffMethod):
+    needs_head = True
+    label = "Theirs"
+
+
+@pytest.mark.parametrize(
+    ("strategy", "label"), [("fedpac", "FedPAC"), (f"{__name__}:HeadedMethod", "Theirs")]
+)
+def test_a_method_that_needs_a_head_refuses_a_model_without_one(task, strategy, label):
+    settings = Settings(task=task.__name__, strategy=strategy)
+    with pytest.raises(ValueError, match=f"{label} needs a model with an `encoder` and a linear"):
+        build_experiment(settings, [])
+    task.make_model = lambda seed: Parts()
+    build_experiment(settings, [])
+
+
 def test_fedpac_refuses_a_loss_that_it_would_not_use(task):
-    class Parts(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.encoder, self.head = nn.Linear(5, 4), nn.Linear(4, 3)
-
-        def forward(self, x):
-            return self.head(self.encoder(x))
-
     task.make_model = lambda seed: Parts()
     build_experiment(Settings(task=task.__name__, strategy="fedpac"), [])
     task.loss = lambda outputs, targets: 2 * cross_entropy(outputs, targets)
