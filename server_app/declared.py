@@ -21,7 +21,7 @@ class _BeforeMethods:
     strategy: str = setting(
         "fedpsa",
         f"aggregation method ({', '.join(METHODS)}), or one of your own as module:Class",
-        form=(r"[^\W\d]\w*(\.[^\W\d]\w*)*(:[^\W\d]\w*)?", "a method's name, or module:Class"),
+        form=(r"[^\W\d][\w.-]*(:[^\W\d]\w*)?", "a method's name, or module:Class"),
     )
     dataset: str = setting("digits", "what is learned", choices=DATASETS)
     model: str = setting(

@@ -159,19 +159,15 @@ def test_methods_that_share_a_setting_share_its_meaning(monkeypatch):
         shared_settings()
 
 
-def test_an_installed_method_is_found_by_its_name(monkeypatch):
-    class Entry:
-        name = "theirs"
-
-        @staticmethod
-        def load():
-            return METHODS["fedbuff"]
-
-    monkeypatch.setattr("fedpsa_strategy.methods.registry.entry_points", lambda group: [Entry])
-    find_method.cache_clear()
-    assert find_method("theirs") is METHODS["fedbuff"]
-    find_method.cache_clear()
-    with pytest.raises(MethodError, match="'theirs'"):
+def test_an_installed_method_is_found_by_its_name(example):
+    folder = example / "theirs-1.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
+    entry = "trimmed-mean = trimmed:TrimmedMean"
+    (folder / "entry_points.txt").write_text(f"[fedpsa.methods]\n{entry}\n")
+    given = {"strategy": "trimmed-mean", "method-settings": "trim=0.2"}
+    assert Settings.from_run_config(given).method == find_method(REFERENCE)(trim=0.2)
+    with pytest.raises(MethodError, match="'trimmed-mean'"):
         find_method("mine")
 
 
