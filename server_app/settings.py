@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from typing import Any
@@ -107,10 +108,15 @@ class Settings(Declared):
         return {key_of(name): value for name, value in asdict(self).items()}
 
     def changed_since(self, run_config: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-        """Return the settings that matter and differ from an earlier run's: key -> (then, now).
+        """Return the settings that matter and differ from an earlier run's: key -> (then, now)."""
+        different = self.differences(run_config)
+        return {key: pair for key, pair in different.items() if key not in MAY_CHANGE}
+
+    def differences(self, run_config: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+        """Return all settings that differ from those of an earlier run: key -> (then, now).
 
         A setting that did not exist at the time of the earlier run had its default's effect, or its
-        former one's.
+        former one's. How `method-settings` are written makes no difference.
         """
         now, read_by = self.to_run_config(), readers()
         former = {
@@ -119,9 +125,14 @@ class Settings(Declared):
             if self.strategy in read_by.get(key, (self.strategy,))
         }
         then = {**Settings().to_run_config(), **former, **run_config}
-        keys = (now.keys() | then.keys()) - MAY_CHANGE
-        pairs = {key: (then.get(key), now.get(key)) for key in sorted(keys)}
-        return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
+        pairs = {key: (then.get(key), now.get(key)) for key in sorted(now.keys() | then.keys())}
+        found = {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
+        if "method-settings" in found and "strategy" not in found:
+            other = replace(self, method_settings=then["method-settings"])
+            with suppress(SettingsError):  # what the method no longer takes differs
+                if other.decisive_method_settings == self.decisive_method_settings:
+                    del found["method-settings"]
+        return found
 
     @cached_property
     def method(self) -> Method:

@@ -78,8 +78,20 @@ def test_it_runs_in_other_processes_and_resumes_bit_for_bit(example, tmp_path):
     assert whole["versions"] == 3
     saving = {"checkpoint-versions": 1, "num-server-rounds": 2}
     run_locally(config(tmp_path, "parts", **saving), workers=0, stream=False)
-    resumed = run_locally(config(tmp_path, "parts", resume="true"), workers=0, stream=False)
+    again = {"method-settings": "buffer-size=5  trim=0.2", "resume": "true"}  # written otherwise
+    resumed = run_locally(config(tmp_path, "parts", **again), workers=0, stream=False)
     assert resumed["model_sha256"] == whole["model_sha256"]
+
+
+def test_settings_of_a_method_are_compared_as_the_method_reads_them(example):
+    def of(text):
+        return Settings.from_run_config(QUICK | {"method-settings": text})
+
+    now = of("buffer-size=5 trim=0.20")
+    before = now.to_run_config()
+    assert not now.changed_since(before | {"method-settings": "trim=0.2 buffer-size=5"})
+    for text in ("trim=0.3 buffer-size=5", "trim=0.2 buffer-size=5 gone=1"):
+        assert set(now.changed_since(before | {"method-settings": text})) == {"method-settings"}
 
 
 @pytest.mark.engine
@@ -89,21 +101,22 @@ def test_reproduce_compares_it_with_ours_and_tells_its_settings_apart(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
-    def reproduce(trim, *more):
+    def reproduce(first, second, *more):
         command = ["reproduce", "table-accuracy", "--methods", f"{REFERENCE},FedBuff", *more]
         command += ["--datasets", "digits", "--alphas", "0.5", "--seeds", "0", "--days", "0.005"]
-        command += ["--set", "local-epochs=1", "--set", f"method.trim={trim}"]
-        assert cli.main([*command, "--set", "method.buffer-size=3"]) == 0
+        command += ["--set", "local-epochs=1", "--set", f"method.{first}"]
+        assert cli.main([*command, "--set", f"method.{second}"]) == 0
         lines = Path("results", "table-accuracy", "cells.jsonl").read_text().splitlines()
         return {row["labels"]["method"]: row for row in map(json.loads, lines)}
 
-    first = reproduce(0.1)
+    first = reproduce("trim=0.1", "buffer-size=3")
     assert {name: row["status"] for name, row in first.items()} == {
         "Trimmed mean": "completed",
         "FedBuff": "completed",
     }
     assert "Trimmed mean" in Path("results", "table-accuracy", "table.md").read_text()
-    second = reproduce(0.34, "--finished-only")
+    assert reproduce("buffer-size=3", "trim=0.1", "--finished-only") == first
+    second = reproduce("trim=0.34", "buffer-size=3", "--finished-only")
     assert first["FedBuff"] == second["FedBuff"]
     assert first["Trimmed mean"]["id"] != second["Trimmed mean"]["id"]
 

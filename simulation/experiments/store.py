@@ -111,10 +111,8 @@ class CellStore:
 
 def _is_of(cell: Cell, recorded: Mapping[str, ConfigValue]) -> bool:
     """Whether a run with these settings is the cell's; an id does not notice changed defaults."""
-    wanted, defaults = cell.settings.to_run_config(), first_defaults()
-    return all(
-        recorded.get(key, defaults[key]) == wanted[key] for key in decisive_keys(cell.settings)
-    )
+    different = cell.settings.differences({**first_defaults(), **recorded})
+    return decisive_keys(cell.settings).isdisjoint(different)
 
 
 def _changed(cell: Cell, path: Path) -> bool:
