@@ -16,6 +16,7 @@ from simulation import cli
 from simulation.engines.grpc import run_on_processes
 from simulation.engines.local.run import run_locally
 from simulation.engines.ray import run_on_ray
+from simulation.experiments.processes import set_options
 from support.grids import ScriptedGrid, update
 from support.own_method import REFERENCE, write_example
 from support.programs import ROOT, printed_by
@@ -92,6 +93,18 @@ def test_settings_of_a_method_are_compared_as_the_method_reads_them(example):
     assert not now.changed_since(before | {"method-settings": "trim=0.2 buffer-size=5"})
     for text in ("trim=0.3 buffer-size=5", "trim=0.2 buffer-size=5 gone=1"):
         assert set(now.changed_since(before | {"method-settings": text})) == {"method-settings"}
+
+
+@pytest.mark.engine
+def test_the_command_of_the_page_runs_it(example, tmp_path):
+    folders = {"run-dir": str(tmp_path / "run"), "cache-dir": str(tmp_path)}
+    values = QUICK | folders | {"method.trim": 0.2}
+    del values["method-settings"]
+    command = ["run", "--engine", "local", "--workers", "0", *set_options(values)]
+    assert cli.main(command) == 0
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["versions"], summary["settings"]["method-settings"]) == (3, "trim=0.2")
+    assert summary["uploads"] == 30
 
 
 @pytest.mark.engine

@@ -77,7 +77,7 @@ BY_TEST = {
     "python -m fedpsa_strategy.watch.dashboard runs": "tests/fedpsa_strategy/watch/"
     "test_dashboard_api.py::test_an_interrupt_ends_it_quietly",
     ".venv/bin/python -m simulation run --engine local --set strategy=trimmed": _METHOD
-    + "test_it_runs_on_every_engine_with_the_same_bits",
+    + "test_the_command_of_the_page_runs_it",
     ".venv/bin/python -m simulation reproduce table-accuracy --methods trimmed": _METHOD
     + "test_reproduce_compares_it_with_ours_and_tells_its_settings_apart",
     "flwr run . --run-config \"strategy='trimmed": _METHOD
