@@ -21,6 +21,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import CodeType
 
+from fedpsa_strategy.files import write_atomically
 from fedpsa_strategy.node.client import become
 from fedpsa_strategy.node.front import READY, STATE
 from fedpsa_strategy.node.preloaded import Preloaded
@@ -60,10 +61,9 @@ class Wakeups:
 
 def set_state(folder: Path, state: str) -> None:
     """Tell those who want to start a ClientApp what to expect."""
-    new = folder / f"{STATE}.new"
-    with contextlib.suppress(OSError):  # the folder may be gone, with the SuperNode
-        new.write_text(state, encoding="utf-8")
-        new.replace(folder / STATE)
+    if folder.is_dir():  # it is gone with the SuperNode, and must not be made again
+        with contextlib.suppress(OSError):
+            write_atomically(folder / STATE, state)
 
 
 def serve(folder: Path, listener: socket.socket, lifeline: int, settings: NodeSettings) -> CodeType:

@@ -17,6 +17,7 @@ from fedpsa_strategy.node.front import (
     NotStartedError,
     hand_over,
 )
+from fedpsa_strategy.node.server import set_state
 from support.warm import WarmNode, wait_for
 
 PARENT = "import os; print(os.getppid())"
@@ -47,6 +48,13 @@ def test_a_warm_process_that_was_killed_is_replaced(tmp_path):
         assert node.warm != killed
         check_warm(node)
         assert "exit code -9" in node.log.read_text()
+
+
+def test_a_folder_that_went_with_the_supernode_is_not_made_again(tmp_path):
+    set_state(tmp_path, READY)
+    assert [path.name for path in tmp_path.iterdir()] == [STATE]
+    set_state(tmp_path / "gone", READY)
+    assert not (tmp_path / "gone").exists()
 
 
 def test_nobody_is_left_to_start_it_again(tmp_path):
