@@ -19,7 +19,6 @@ import numpy as np
 import psutil
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
-from flwr.supercore.task_identity import TaskIdentity
 from torch import nn
 
 from benchmarks.jobs import ROOT
@@ -36,6 +35,7 @@ from fedpsa_strategy.wire.layout import Layout
 from fedpsa_strategy.wire.replies import count_bytes, read_train_reply
 from fedpsa_strategy.wire.update_dtype import UPDATE_DTYPE_KEY, UPDATE_DTYPES
 from simulation.engines.grpc import Deployment
+from simulation.engines.local.internals import SERVER_NODE_ID, act_as, give_id
 
 _TASK = """
 import torch
@@ -186,7 +186,7 @@ def measure_run(
 def measure_formats(parameters: int, formats: Sequence[str]) -> dict[str, dict[str, float]]:
     """Make a reply as a client does and read it as the server does, without anything between."""
     torch.set_num_threads(1)
-    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
+    act_as(SERVER_NODE_ID)
     model = nn.ParameterDict({"w": nn.Parameter(torch.zeros(parameters))})
     arrays = ArrayRecord(model.state_dict())
     layout = Layout(arrays)
@@ -198,7 +198,7 @@ def measure_formats(parameters: int, formats: Sequence[str]) -> dict[str, dict[s
         config: Any = {REPLY_ARRAYS: DELTA, "seed": 1, UPDATE_DTYPE_KEY: update_dtype}
         content = RecordDict({"arrays": arrays, "config": ConfigRecord(config)})
         message = Message(content, dst_node_id=1, message_type=MessageType.TRAIN)
-        message.metadata.__dict__["_message_id"] = "m1"
+        give_id(message, "m1")
         replies: list[Message] = []
         figures: dict[str, float] = {}
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from fedpsa_strategy.wire import error_codes
 from support.programs import ROOT, printed_by
 
 ALLOWED = {
@@ -67,6 +68,28 @@ def test_nothing_of_torch_is_used_that_may_change_without_notice():
         if (names := private_names_of_torch(path))
     }
     assert not found
+
+
+def test_what_flower_may_change_without_notice_is_imported_in_one_file():
+    private = r"^ *(?:from|import) (?!flwr\.(?:app|clientapp|serverapp(?:\.strategy)?) )flwr\b"
+    found = [
+        path.relative_to(ROOT).as_posix()
+        for package in (*ALLOWED, "benchmarks", "docker", "docs")
+        for path in (ROOT / package).rglob("*.py")
+        if re.search(private, path.read_text(), re.M)
+    ]
+    assert found == ["simulation/engines/local/internals.py"]
+
+
+def test_error_codes_are_those_of_flower():
+    from flwr.common.constant import ErrorCode
+
+    ours = {name: value for name, value in vars(error_codes).items() if name.isupper()}
+    names = {
+        "CLIENT_APP_RAISED": "CLIENT_APP_RAISED_EXCEPTION",
+        "REPLY_UNAVAILABLE": "REPLY_MESSAGE_UNAVAILABLE",
+    }
+    assert ours == {name: getattr(ErrorCode, names.get(name, name)) for name in ours}
 
 
 @cache

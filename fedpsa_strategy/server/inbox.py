@@ -12,14 +12,13 @@ from flwr.serverapp import Grid
 
 from fedpsa_strategy.errors import ForgeryError
 from fedpsa_strategy.server.awake import AwakeTime
-from fedpsa_strategy.server.pull import (
+from fedpsa_strategy.server.pull import MOST_ASKED, Puller
+from fedpsa_strategy.server.run_state import RunState, Task
+from fedpsa_strategy.wire.error_codes import (
     MESSAGE_UNAVAILABLE,
-    MOST_ASKED,
     NODE_UNAVAILABLE,
     REPLY_UNAVAILABLE,
-    Puller,
 )
-from fedpsa_strategy.server.run_state import RunState, Task
 
 Reply = Message | ForgeryError | None  # None: it never came; an error: nobody can read it
 

@@ -9,6 +9,8 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
+from fedpsa_strategy.wire.error_codes import MESSAGE_UNAVAILABLE, NODE_UNAVAILABLE
+
 # What Flower's code raises when it turns the bytes of a reply into a message: protobuf's own error;
 # KeyError for objects that are missing or of unknown types, and for values that are missing in a
 # description; ValueError and TypeError for parts that do not fit, texts that are no UTF-8 or JSON,
@@ -26,10 +28,6 @@ DECODING_ERRORS = (
 )
 
 MOST_ASKED = 128  # replies asked for at a time, where others can wait
-
-# Flower's ErrorCode: the SuperLink has no such message, or not any more; its reply came too late;
-# its node has not been heard of for a while.
-MESSAGE_UNAVAILABLE, REPLY_UNAVAILABLE, NODE_UNAVAILABLE = 3, 4, 5
 
 
 @dataclass

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
+from fedpsa_strategy.wire.error_codes import CLIENT_APP_CRASHED
 from simulation import cli
 from simulation.engines.flower.process_table import list_processes
 from simulation.engines.local import pool
@@ -242,7 +243,7 @@ def test_a_crash_is_not_blamed_on_a_job_that_was_done(client_app):
         messages = [train_message(node, seconds=0.3) for node in nodes]
         messages[1] = train_message(nodes[1], die=True)
         replies = {reply.metadata.src_node_id: reply for reply in grid.send_and_receive(messages)}
-    assert replies[nodes[1]].error.code == pool.CLIENT_APP_CRASHED
+    assert replies[nodes[1]].error.code == CLIENT_APP_CRASHED
     # Else the first job would have been done again, by another worker.
     assert replies[nodes[0]].content["place"]["pid"] == first_pids[0]
     assert not any(replies[node].has_error() for node in nodes if node != nodes[1])

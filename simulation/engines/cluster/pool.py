@@ -10,9 +10,10 @@ from typing import Any
 import ray
 from flwr.app import Error, Message
 
+from fedpsa_strategy.wire.error_codes import CLIENT_APP_CRASHED
 from simulation.engines.cluster.machines import Resources, counted, num_slots
 from simulation.engines.cluster.tasks import execute
-from simulation.engines.local.pool import CLIENT_APP_CRASHED, Job, Pool
+from simulation.engines.local.pool import Job, Pool
 from simulation.engines.local.worker import Setup
 from simulation.errors import RunFailed
 

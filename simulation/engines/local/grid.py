@@ -13,9 +13,8 @@ from typing import Self
 
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
-from flwr.supercore.run import Run
 
-from simulation.engines.local.internals import SERVER_NODE_ID, act_as, give_id
+from simulation.engines.local.internals import SERVER_NODE_ID, Run, act_as, give_id
 from simulation.engines.local.pool import Pool, WorkerPool
 from simulation.engines.local.worker import Setup
 from simulation.environment import ConfigValue

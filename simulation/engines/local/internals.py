@@ -2,12 +2,16 @@
 
 A `Message` takes its sender from the process that creates it, and its id from the SuperLink. Here
 one process acts for many nodes and there is no SuperLink, and Flower has no public way to say so.
+`Run` is in the signature of `Grid`, and has no public name.
 """
 
 from __future__ import annotations
 
 from flwr.app import Message
+from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
+
+__all__ = ["RUN_ID", "SERVER_NODE_ID", "Run", "act_as", "give_id"]
 
 SERVER_NODE_ID = 1
 RUN_ID = 1

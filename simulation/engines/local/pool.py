@@ -20,14 +20,12 @@ from typing import Any
 
 from flwr.app import Error, Message
 
+from fedpsa_strategy.wire.error_codes import CLIENT_APP_CRASHED
 from simulation.engines.local.worker import EMPTY_STATE, Runner, Setup
 from simulation.environment import python_path
 from simulation.errors import RunFailed
 
 log = logging.getLogger("flwr")
-
-CLIENT_APP_CRASHED = 8
-"""Flower's error code for a ClientApp that took its process with it."""
 
 _MOST_CRASHES = 3  # of one job, or of workers that did not even start
 _GRACE = 1.0  # seconds between the request to end and the end by force

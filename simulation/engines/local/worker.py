@@ -23,11 +23,9 @@ from typing import Any
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from fedpsa_strategy.wire.error_codes import CLIENT_APP_RAISED
 from simulation.engines.local.internals import RUN_ID, SERVER_NODE_ID, act_as
 from simulation.objects import adopt
-
-CLIENT_APP_RAISED = 2
-"""Flower's error code for an exception in the ClientApp."""
 
 EMPTY_STATE = pickle.dumps(RecordDict())
 """The state of a node that has kept nothing."""
