@@ -93,6 +93,22 @@ def test_benchmarks_and_tests_declare_what_they_import():
     assert not undeclared(imports(ROOT / "tests"), allowed)
 
 
+def test_the_site_declares_what_its_hooks_import():
+    found = imports(ROOT / "docs" / "site")
+    assert found
+    extras = project(ROOT)["optional-dependencies"]
+    for extra in ("docs", "dev"):
+        assert not undeclared(found, names(extras[extra])), extra
+
+
+@pytest.mark.parametrize("example", ["lora", "scikit_learn"])
+def test_examples_declare_what_they_import(example):
+    folder = ROOT / "docs" / "examples" / example
+    own = {path.stem for path in folder.glob("*.py")}
+    found = {module: place for module, place in imports(folder).items() if module not in own}
+    assert not undeclared(found, declared(folder))
+
+
 def test_the_image_has_what_its_jobs_import():
     assert not undeclared(
         imports(ROOT / "docker"), pins(ROOT / "docker" / "requirements.txt").keys()
