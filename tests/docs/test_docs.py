@@ -58,6 +58,16 @@ def test_the_metrics_page_names_what_is_exported():
     assert exported - set(re.findall(r"fedpsa_\w+", page)) == set()
 
 
+def test_the_tables_of_the_architecture_name_every_module():
+    text = (DOCS / "ARCHITECTURE.md").read_text()
+    library = ("", "server", "server/callbacks", "watch", "wire", "probe", "client")
+    folders = [f"fedpsa_strategy/{name}" for name in library]
+    folders += ["simulation", "simulation/engines/local", "simulation/engines/cluster"]
+    modules = [path for folder in folders for path in (DOCS.parent / folder).glob("[!_]*.py")]
+    assert len(modules) > 50
+    assert not [str(path) for path in modules if not re.search(rf"[`/]{path.name}`", text)]
+
+
 def test_the_settings_page_is_current():
     from server_app.settings_page import settings_page
 
