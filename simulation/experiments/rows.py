@@ -7,14 +7,15 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
 
+import numpy as np
+
 from fedpsa_strategy.server.clock import DAY
 from fedpsa_strategy.watch.event_log import read_events
-from fedpsa_strategy.watch.run_state import RunState
+from fedpsa_strategy.watch.run_state import RunState, area_under_curve
 from simulation.experiments.cells import Cell, Label
 from simulation.experiments.store import CellStore, Summary
 
@@ -160,9 +161,9 @@ def late_mean(curve: Sequence[tuple[float, float]]) -> float | None:
         return None
     end = curve[-1][0]
     late = [(time, value) for time, value in curve if time >= (1 - _LATE) * end]
-    if len(late) < 2 or late[-1][0] == late[0][0]:
+    area = area_under_curve(late)  # None: of a single point
+    if area is None or late[-1][0] == late[0][0]:
         return late[-1][1]
-    area = sum((t2 - t1) * (a1 + a2) / 2 for (t1, a1), (t2, a2) in pairwise(late))
     return area / (late[-1][0] - late[0][0])
 
 
@@ -226,7 +227,7 @@ def kappa_stages(
             len(values),
             round(fmean(values), 4),
             round(pstdev(values), 4),
-            *(round(quantile, 4) for quantile in _tails(values)),
+            *(round(float(q), 4) for q in np.quantile(values, (0.05, 0.95), method="nearest")),
             round(fmean(heat), 4) if heat else None,
             round(fmean(counts), 4),
         ]
@@ -234,11 +235,6 @@ def kappa_stages(
         else [0, None, None, None, None, None, None]
         for values, heat, counts in zip(kappas, temperatures, effective, strict=True)
     ]
-
-
-def _tails(values: Sequence[float]) -> tuple[float, float]:
-    ordered = sorted(values)
-    return ordered[round(0.05 * (len(ordered) - 1))], ordered[round(0.95 * (len(ordered) - 1))]
 
 
 def _scale(cell: Cell) -> dict[str, Any]:
