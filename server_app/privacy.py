@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fedpsa_strategy.methods.base import Method
+from fedpsa_strategy.methods.registry import METHODS
 from fedpsa_strategy.server.callbacks import DifferentialPrivacy
 from fedpsa_strategy.server.callbacks.privacy import weight_of
 from server_app.declared import Declared
@@ -33,9 +34,10 @@ def why_not_private(settings: Declared, method: Method) -> str:
     if not settings.dp_max_participations:
         return f"{wanted} needs dp-max-participations, how often a client may take part"
     if weight_of(method) is None:
+        known = [repr(name) for name, kind in METHODS.items() if weight_of(kind()) is not None]
         return (
             f"{wanted}: with strategy {settings.strategy!r} it is not known how much one update "
-            "changes; 'fedbuff' and 'fedasync' can be private"
+            f"changes; {' and '.join(known)} can be private"
         )
     if settings.max_update_norm or settings.max_update_ratio:
         return (

@@ -9,6 +9,9 @@ from hypothesis import strategies as st
 
 from fedpsa_strategy import FedAsync
 from fedpsa_strategy.checks import key_of
+from fedpsa_strategy.methods.fedbuff import FedBuffMethod
+from fedpsa_strategy.methods.registry import METHODS
+from fedpsa_strategy.server.callbacks.privacy import weight_of
 from server_app.method_settings import SettingsError
 from server_app.no_effect import without_effect
 from server_app.settings import PAPER_DEFAULTS, Settings
@@ -144,6 +147,17 @@ def test_what_would_not_be_private_is_refused(config, part):
     Settings.from_run_config(PRIVATE)
     with pytest.raises(SettingsError, match=part):
         Settings.from_run_config(PRIVATE | config)
+
+
+def test_who_can_be_private_is_what_the_methods_say(monkeypatch):
+    known = [method for method in METHODS.values() if weight_of(method()) is not None]
+    page = (PYPROJECT.parent / "docs" / "PRIVACY.md").read_text()
+    labels = " and ".join(method.label for method in known)
+    assert f"All methods but {labels} are refused" in page
+    monkeypatch.setitem(METHODS, "theirs", FedBuffMethod)
+    names = " and ".join(repr(name) for name in [*(method.name for method in known), "theirs"])
+    with pytest.raises(SettingsError, match=f"; {names} can be private"):
+        Settings.from_run_config(PRIVATE | {"strategy": "fedpsa"})
 
 
 @pytest.mark.parametrize("text", ["false", "False", False])
