@@ -16,9 +16,12 @@ from flwr.serverapp import Grid
 
 from benchmarks.measure import Spread, cpu_seconds_of, paired_ratio, peak_memory
 from benchmarks.report import Report, parser, with_unit
-from fedpsa_strategy import CA2FL, AsyncStrategy, FedAsync, FedAvg, FedBuff, FedFa, FedPAC, FedPSA
-from fedpsa_strategy.methods.fedpac import CENTROIDS, COUNTS, FEATURES, VARIANCE
+from fedpsa_strategy import AsyncStrategy, FedPAC, FedPSA
+from fedpsa_strategy.methods.base import Sketched
+from fedpsa_strategy.methods.fedpac import CENTROIDS, COUNTS, FEATURES, VARIANCE, FedPACMethod
+from fedpsa_strategy.methods.registry import METHODS
 from fedpsa_strategy.server.callbacks.head_statistics import RECORD_KEY
+from fedpsa_strategy.server.strategies import strategy_of
 from simulation.engines.local.internals import SERVER_NODE_ID, act_as, give_id
 
 BUFFER = 5
@@ -26,19 +29,18 @@ SKETCH = [float(value) for value in range(1, 17)]
 _CLASSES, _FEATURES = 10, 64
 _ARRAYS = 8  # into which a model of any size is divided
 
-METHODS: dict[str, Callable[..., AsyncStrategy]] = {
-    "fedpsa": lambda **kw: FedPSA(
-        sketch_fn=lambda _arrays: SKETCH, buffer_size=BUFFER, queue_size=BUFFER, **kw
-    ),
-    "fedbuff": lambda **kw: FedBuff(buffer_size=BUFFER, **kw),
-    "ca2fl": lambda **kw: CA2FL(buffer_size=BUFFER, num_clients=BUFFER, **kw),
-    "fedasync": FedAsync,
-    "fedfa": lambda **kw: FedFa(buffer_size=BUFFER, **kw),
-    "fedavg": FedAvg,
-    "fedpac": lambda **kw: FedPAC(
-        head_keys=["head"], num_classes=_CLASSES, num_features=_FEATURES, **kw
-    ),
-}
+
+def make_strategy(name: str) -> AsyncStrategy:
+    """Return the strategy of one of this library's methods, with a small buffer or queue."""
+    kind = METHODS[name]
+    small: dict[str, Any] = {"buffer_size": BUFFER, "queue_size": BUFFER}
+    method = kind.taken_from(small)
+    common: dict[str, Any] = {"method": method, "max_in_flight": BUFFER, "num_clients": BUFFER}
+    if isinstance(method, Sketched):
+        return FedPSA(sketch_fn=lambda _arrays: SKETCH, **common)
+    if isinstance(method, FedPACMethod):
+        return FedPAC(head_keys=["head"], num_classes=_CLASSES, num_features=_FEATURES, **common)
+    return strategy_of(kind)(**common)
 
 
 class _Nodes(Grid):
@@ -63,14 +65,14 @@ class Server:
     Parameters
     ----------
     method : str
-        A key of `METHODS`.
+        The name of a method of this library.
     size : int
         d: parameters of the model.
     """
 
     def __init__(self, method: str, size: int) -> None:
         act_as(SERVER_NODE_ID)
-        self.strategy = METHODS[method](max_in_flight=BUFFER)
+        self.strategy = make_strategy(method)
         self._grid = _Nodes(BUFFER)
         self._ids = map(str, itertools.count())
         self.strategy.begin(model_record(size), self._grid.get_node_ids())
@@ -214,7 +216,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     report = Report(
         "server",
         "The server's cost per upload and per version",
-        "python -m benchmarks.server --sizes " + " ".join(f"{size:g}" for size in sizes),
+        "python -m benchmarks.server --sizes "
+        + " ".join(f"{size:g}" for size in sizes)
+        + ("" if parsed.methods == list(METHODS) else f" --methods {' '.join(parsed.methods)}"),
     )
     report.text(
         f"Time of `aggregate_train` with one reply: bytes to numbers, all checks, κ, norm, buffer; "
