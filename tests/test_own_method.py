@@ -1,5 +1,6 @@
 """A method of somebody else's: the example of docs/METHODS.md, saved outside of the repository."""
 
+import ast
 import json
 import re
 import sys
@@ -7,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fedpsa_strategy import FedBuff, Method, setting
+import fedpsa_strategy
+from fedpsa_strategy import AsyncStrategy, FedBuff, Method, setting
 from fedpsa_strategy.methods.registry import METHODS, MethodError, find_method, shared_settings
 from fedpsa_strategy.server.strategies import strategy_of
 from server_app.method_settings import SettingsError, parsed
@@ -205,6 +207,31 @@ def test_strategies_show_the_settings_of_their_method():
     assert "factor of the aggregated step" in FedBuff.__doc__
     with pytest.raises(ValueError, match="buffer_size = 0: must be at least 1"):
         FedBuff(buffer_size=0)
+
+
+def test_every_method_of_the_library_is_an_exported_strategy():
+    names = {kind.__name__.removesuffix("Method"): kind for kind in METHODS.values()}
+    exported = {name: getattr(fedpsa_strategy, name) for name in fedpsa_strategy.__all__}
+    strategies = {
+        name: kind
+        for name, kind in exported.items()
+        if isinstance(kind, type) and issubclass(kind, AsyncStrategy) and kind is not AsyncStrategy
+    }
+    assert strategies.keys() == names.keys()
+    for name, strategy in strategies.items():
+        assert getattr(strategy, "method_type", names[name]) is names[name], name
+
+
+def test_the_lists_of_what_the_library_exports_agree():
+    tree = ast.parse(Path(fedpsa_strategy.__file__).read_text())
+    (checked,) = (node for node in tree.body if isinstance(node, ast.If))  # TYPE_CHECKING
+    imported = {
+        alias.name: node.module.removeprefix("fedpsa_strategy.")
+        for node in checked.body
+        for alias in node.names
+    }
+    assert imported == fedpsa_strategy._MODULE_OF
+    assert sorted(fedpsa_strategy.__all__) == sorted(imported)
 
 
 def test_methods_need_neither_flower_nor_torch():
