@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import pickle
 import sys
 from pathlib import Path
 
@@ -87,15 +88,15 @@ def test_room_is_said_in_words():
 def test_a_machine_says_what_it_lacks():
     here = versions()
     assert here["numpy"] == numpy.__version__
-    assert inspect(here, ["json"], "", None) == ""
+    assert inspect(here, ["json"], "", b"") == ""
     other = here | {"torch": "0.1"}
-    assert (
-        inspect(other, [], "", None) == f"torch {here['torch']} is installed, but 0.1 is used here"
-    )
-    problem = inspect(here, ["no_such_module"], "", None)
+    # The argument may be of a class that this machine does not have.
+    problem = inspect(other, [], "json:loads", b"not to be read")
+    assert problem == f"torch {here['torch']} is installed, but 0.1 is used here"
+    problem = inspect(here, ["no_such_module"], "", b"")
     assert problem.startswith("no_such_module cannot be imported: ModuleNotFoundError")
-    assert inspect(here, [], "json:loads", "{}") == ""
-    assert inspect(here, [], "json:loads", "{").startswith("JSONDecodeError: ")
+    assert inspect(here, [], "json:loads", pickle.dumps("{}")) == ""
+    assert inspect(here, [], "json:loads", pickle.dumps("{")).startswith("JSONDecodeError: ")
 
 
 def test_the_code_of_a_run_is_put_together(tmp_path, monkeypatch):

@@ -6,6 +6,7 @@ This module imports nothing but the standard library: it has to run where the re
 from __future__ import annotations
 
 import importlib
+import pickle
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -31,11 +32,12 @@ def exists(path: str) -> bool:
     return Path(path).exists()
 
 
-def inspect(expected: dict[str, str], imports: Sequence[str], works: str, argument: object) -> str:
+def inspect(expected: dict[str, str], imports: Sequence[str], works: str, argument: bytes) -> str:
     """Return what is missing on this machine; empty if nothing is.
 
     Packages must have the expected versions and modules be importable; `works` is a function,
-    ``module:name``, that is called with the argument and raises what is missing. Empty: none.
+    ``module:name``, that is called with the argument and raises what is missing. Empty: none. The
+    argument is pickled: it may need packages that this machine has not.
     """
     found = versions()
     for name, wanted in expected.items():
@@ -52,7 +54,7 @@ def inspect(expected: dict[str, str], imports: Sequence[str], works: str, argume
         return ""
     module, _, attribute = works.partition(":")
     try:
-        getattr(importlib.import_module(module), attribute)(argument)
+        getattr(importlib.import_module(module), attribute)(pickle.loads(argument))
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -96,10 +97,11 @@ def check_machines(
     """
     ask: Any = ray.remote(inspect)
     here = versions()
+    calls = [(name, pickle.dumps(argument)) for name, argument in works] or [("", b"")]
     asked = {
         ask.options(**_there(machine)).remote(here, list(imports), *call): machine
         for machine in found
-        for call in works or [("", None)]
+        for call in calls
     }
     ready, late = ray.wait(list(asked), num_returns=len(asked), timeout=CHECK_SECONDS)
     problems = dict.fromkeys(
