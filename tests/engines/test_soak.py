@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from simulation.engines.grpc import Deployment
-from support.engines import check_run, config, copy_app, events, processes_named, wait_for
+from support.engines import APP, check_run, config, events, processes_named, wait_for
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -72,13 +72,13 @@ def test_the_growth_of_a_leak_is_seen():
     assert growth(leaking) == pytest.approx(1e7, rel=0.1)
 
 
-def test_nodes_that_come_and_go_for_a_long_time(tmp_path):
-    (tmp_path / "app").mkdir()
-    app = copy_app(tmp_path / "app", {"task/soak.py": TASK})
+def test_nodes_that_come_and_go_for_a_long_time(tmp_path, monkeypatch):
+    (tmp_path / "soak_task.py").write_text(TASK)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     settings = config(
         tmp_path,
         **{
-            "task": "task.soak",
+            "task": "soak_task",
             "clock": "wall",
             "num-clients": NUM_NODES,
             "min-nodes": NUM_NODES,
@@ -93,7 +93,7 @@ def test_nodes_that_come_and_go_for_a_long_time(tmp_path):
     run_dir = settings["run-dir"]
     chance = random.Random(0)
     samples, killed = [], set()
-    with Deployment(app, num_nodes=NUM_NODES) as deployment:
+    with Deployment(APP, num_nodes=NUM_NODES) as deployment:
         run = deployment.submit(settings)
         wait_for(lambda: events(run_dir, "upload"), what="the first upload")
         (server,) = processes_named(deployment, "flwr-serverapp")
